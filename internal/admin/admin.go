@@ -1,0 +1,122 @@
+// Package admin serves what operators and their tools ask of a gateway: metrics,
+// health, and what it believes about its replicas. It never shows a prompt.
+package admin
+
+import (
+	"crypto/subtle"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// Admin is what the handler shows.
+type Admin struct {
+	Gatherer prometheus.Gatherer
+	Pool     *replica.Pool
+	Router   *router.Router
+	Ready    func() bool // whether the gateway wants traffic
+	Token    string      // opens profiles to other hosts; "" does not
+}
+
+// Handler returns the handler of the admin address.
+func (a *Admin) Handler() http.Handler {
+	r := chi.NewRouter()
+	r.Get("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	r.Get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !a.Ready() {
+			http.Error(w, "not ready: no replica is, or the gateway is stopping", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ready\n"))
+	})
+	r.Get("/replicas", a.replicas)
+	r.Handle("/metrics", promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	r.Route("/debug/pprof", func(r chi.Router) {
+		r.Use(a.private)
+		r.HandleFunc("/", pprof.Index)
+		r.HandleFunc("/cmdline", pprof.Cmdline)
+		r.HandleFunc("/profile", pprof.Profile)
+		r.HandleFunc("/symbol", pprof.Symbol)
+		r.HandleFunc("/trace", pprof.Trace)
+		r.HandleFunc("/{name}", pprof.Index)
+	})
+	return r
+}
+
+// private admits this host and who has the token.
+func (a *Admin) private(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		ip := net.ParseIP(host)
+		given := r.Header.Get("Authorization")
+		if ip != nil && ip.IsLoopback() || a.Token != "" && subtle.ConstantTimeCompare([]byte(given), []byte("Bearer "+a.Token)) == 1 {
+			next.ServeHTTP(w, r)
+			return
+		}
+		http.Error(w, "only from this host, or with the token that admin_token sets", http.StatusForbidden)
+	})
+}
+
+// Replica is one entry of /replicas.
+type Replica struct {
+	ID            string   `json:"id"`
+	URL           string   `json:"url"`
+	Rank          *int     `json:"rank,omitempty"` // of several engines behind the URL
+	Ready         bool     `json:"ready"`
+	Sleeping      bool     `json:"sleeping"`
+	Models        []string `json:"models"`
+	InFlight      int      `json:"in_flight"`
+	Decoding      int      `json:"decoding"`
+	PendingTokens int      `json:"pending_tokens"`
+	WaitSeconds   float64  `json:"wait_seconds"`    // of a new request
+	Pace          float64  `json:"pace"`            // learned time for a second of reference work
+	Penalty       float64  `json:"penalty_seconds"` // for failures a moment ago
+	HeldBlocks    int64    `json:"held_blocks"`     // believed to be in its cache
+	Capacity      int64    `json:"capacity_blocks"` // believed to be there for prefixes
+	BlockSize     int      `json:"block_size"`      // as it told, 0 if it did not
+	Blocks        int      `json:"blocks"`
+	Running       float64  `json:"engine_running"`
+	Waiting       float64  `json:"engine_waiting"`
+	CacheUsage    float64  `json:"engine_cache_usage"`
+}
+
+func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
+	set := a.Pool.Set()
+	states := map[int]router.State{}
+	for _, s := range a.Router.States(time.Now()) {
+		states[s.Replica.Slot] = s
+	}
+	list := make([]Replica, 0, len(set.Replicas))
+	for _, r := range set.Replicas {
+		f, s := r.Facts(), states[r.Slot]
+		v := Replica{
+			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, Models: []string{},
+			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,
+			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage,
+		}
+		if r.Rank >= 0 {
+			v.Rank = &r.Rank
+		}
+		for _, m := range set.Models {
+			for _, of := range m.Replicas {
+				if of == r {
+					v.Models = append(v.Models, m.Name)
+				}
+			}
+		}
+		list = append(list, v)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(map[string]any{"replicas": list}) // the client has gone if this fails
+}

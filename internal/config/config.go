@@ -1,0 +1,224 @@
+// Package config makes the gateway's settings from a file, the environment and
+// flags. Flags override the environment, which overrides the file, which
+// overrides the defaults; what nothing sets is right for most fleets.
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/warmpath/warmpath/internal/proxy"
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// Config is every setting of the gateway. It is read-only once loaded.
+type Config struct {
+	// Listen is the address that clients use.
+	Listen string `yaml:"listen"`
+	// Admin is the address of metrics, health and the state of replicas. Clients must
+	// not reach it.
+	Admin string `yaml:"admin"`
+	// AdminToken lets requests that do not come from this host see the profiles on
+	// the admin address; without it they cannot.
+	AdminToken string `yaml:"admin_token"`
+	// LogLevel is debug, info, warn or error. Info has one line for each request.
+	LogLevel slog.Level `yaml:"log_level"`
+	// DrainTimeout is how long answers under way may take to end when the gateway is
+	// told to stop.
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+
+	Replica replica.Config `yaml:"replica"`
+	Router  router.Config  `yaml:"router"`
+	Proxy   proxy.Config   `yaml:"proxy"`
+
+	// Demo starts that many mock replicas in this process instead of using any.
+	Demo int `yaml:"-"`
+	// Check says that the settings were only to be checked.
+	Check bool `yaml:"-"`
+}
+
+// Default returns the defaults.
+func Default() *Config {
+	return &Config{
+		Listen: ":8080", Admin: "127.0.0.1:9090", DrainTimeout: time.Minute,
+		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(),
+	}
+}
+
+// EnvPrefix begins the names of environment variables: -probe-interval is
+// WARMPATH_PROBE_INTERVAL.
+const EnvPrefix = "WARMPATH_"
+
+// Env returns the environment variable of a flag.
+func Env(name string) string {
+	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+}
+
+// Keys are the file's keys of the flags that have one.
+var keys = map[string]string{
+	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-timeout": "drain_timeout",
+	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval",
+	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens",
+	"max-body-bytes": "proxy.max_body_bytes", "attempts": "proxy.attempts", "connect-timeout": "proxy.connect_timeout", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+}
+
+// Key returns the file's key of a flag, "" if it can only be a flag.
+func Key(name string) string { return keys[name] }
+
+// Flags returns the flags, bound to c. File gets the value of -config.
+func (c *Config) Flags(file *string) *flag.FlagSet {
+	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
+	fs.StringVar(&c.Listen, "listen", c.Listen, "`address` for clients")
+	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
+	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof on the admin address to other hosts")
+	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
+	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after a stop signal")
+	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port; give it once for each")
+	fs.StringVar(&c.Replica.Key, "replica-key", c.Replica.Key, "API `key` for probes of the replicas; requests carry the client's own")
+	fs.DurationVar(&c.Replica.ProbeInterval, "probe-interval", c.Replica.ProbeInterval, "time between two probes of a replica")
+	fs.DurationVar(&c.Replica.ProbeTimeout, "probe-timeout", c.Replica.ProbeTimeout, "time that a probe may take")
+	fs.DurationVar(&c.Replica.ScrapeInterval, "scrape-interval", c.Replica.ScrapeInterval, "time between two readings of a replica's /metrics")
+	fs.StringVar(&c.Router.Policy, "policy", c.Router.Policy, "routing `policy`: "+strings.Join(router.Policies(), ", "))
+	fs.Int64Var(&c.Router.IndexBytes, "index-bytes", c.Router.IndexBytes, "memory for the index of prefixes, in `bytes`")
+	fs.DurationVar(&c.Router.SessionSlack, "session-slack", c.Router.SessionSlack, "how much longer a session waits for its own replica than elsewhere before it moves")
+	fs.IntVar(&c.Router.DecodeTokens, "decode-tokens", c.Router.DecodeTokens, "`tokens` of others' answers that time to first token is weighed against; more spreads more evenly, fewer keep to caches")
+	fs.Int64Var(&c.Proxy.MaxBodyBytes, "max-body-bytes", c.Proxy.MaxBodyBytes, "largest request body, in `bytes`")
+	fs.IntVar(&c.Proxy.Attempts, "attempts", c.Proxy.Attempts, "on how many replicas a request is tried at most")
+	fs.DurationVar(&c.Proxy.ConnectTimeout, "connect-timeout", c.Proxy.ConnectTimeout, "time that a connection to a replica may take")
+	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
+	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
+	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")
+	fs.BoolVar(&c.Check, "check", false, "check the settings and exit")
+	fs.IntVar(&c.Demo, "demo", 0, "try it: serve from `n` mock replicas inside this process")
+	fs.Usage = func() {
+		w := fs.Output()
+		_, _ = fmt.Fprintf(w, `gateway puts one OpenAI-compatible URL in front of several vLLM replicas and sends
+each request where it is answered soonest, given the KV cache that each replica holds.
+
+  gateway -replica http://10.0.0.1:8000 -replica http://10.0.0.2:8000
+  gateway -demo 3                 # nothing at hand? three mock replicas
+  gateway -config warmpath.yaml   # everything below, by the keys in docs/configuration.md
+
+Each flag can be set in the environment too: -probe-interval is %s.
+
+`, Env("probe-interval"))
+		fs.PrintDefaults()
+	}
+	return fs
+}
+
+// list is a flag that may be given several times, or once with values separated
+// by spaces or commas. Its first use replaces what came from elsewhere.
+type list struct {
+	values *[]string
+	used   bool
+}
+
+// String returns the values.
+func (l *list) String() string {
+	if l.values == nil {
+		return ""
+	}
+	return strings.Join(*l.values, ",")
+}
+
+// Set adds values.
+func (l *list) Set(text string) error {
+	if !l.used {
+		*l.values, l.used = nil, true
+	}
+	*l.values = append(*l.values, strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })...)
+	return nil
+}
+
+// Load makes the settings from the command's arguments and the environment. It
+// writes usage to out for -h, with [flag.ErrHelp].
+func Load(args []string, env func(string) (string, bool), out io.Writer) (*Config, error) {
+	var path string
+	first := Default().Flags(&path)
+	first.SetOutput(out)
+	if err := first.Parse(args); err != nil {
+		return nil, err
+	}
+	if rest := first.Args(); len(rest) > 0 {
+		return nil, fmt.Errorf("unexpected argument %q: settings are flags, see -h", rest[0])
+	}
+	if path == "" {
+		path, _ = env(Env("config"))
+	}
+
+	c := Default()
+	if path != "" {
+		if err := c.readFile(path); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	fromEnv := c.Flags(&path)
+	fromEnv.VisitAll(func(f *flag.Flag) {
+		if text, ok := env(Env(f.Name)); ok && f.Name != "config" {
+			if e := f.Value.Set(text); e != nil {
+				err = errors.Join(err, fmt.Errorf("%s=%q: %w", Env(f.Name), text, e))
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	last := c.Flags(&path)
+	last.SetOutput(io.Discard) // errors were shown the first time
+	if err := last.Parse(args); err != nil {
+		return nil, err
+	}
+	return c, c.Validate()
+}
+
+func (c *Config) readFile(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read config: %w", err)
+	}
+	if err := c.parse(text); err != nil {
+		return fmt.Errorf("config %s: %w", path, err)
+	}
+	return nil
+}
+
+func (c *Config) parse(text []byte) error {
+	if len(strings.TrimSpace(string(text))) == 0 {
+		return nil
+	}
+	return yaml.UnmarshalWithOptions(text, c, yaml.Strict())
+}
+
+// Validate reports the first setting that cannot work.
+func (c *Config) Validate() error {
+	if c.Demo < 0 || c.Demo > 64 {
+		return fmt.Errorf("demo must be between 0 and 64, not %d", c.Demo)
+	}
+	if c.DrainTimeout < 0 {
+		return fmt.Errorf("drain_timeout must not be negative, but is %v", c.DrainTimeout)
+	}
+	if c.Demo > 0 && len(c.Replica.URLs) > 0 {
+		return errors.New("demo and replica exclude each other: -demo brings its own replicas")
+	}
+	checked := c.Replica
+	if c.Demo > 0 {
+		checked.URLs = []string{"http://demo:1"}
+	}
+	for _, check := range []func() error{checked.Validate, c.Router.Validate, c.Proxy.Validate} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+// Package gateway makes a whole gateway of its parts and runs it. It binds its
+// addresses in [New], so that a test can ask for port 0 and read which it got.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/warmpath/warmpath/internal/admin"
+	"github.com/warmpath/warmpath/internal/config"
+	"github.com/warmpath/warmpath/internal/metrics"
+	"github.com/warmpath/warmpath/internal/proxy"
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// Gateway is a whole gateway. Use it by New, Start and Stop, or by New and Run.
+type Gateway struct {
+	log                *slog.Logger
+	pool               *replica.Pool
+	clients            *http.Server
+	admins             *http.Server
+	onClients, onAdmin net.Listener
+
+	stopping atomic.Bool
+	drain    time.Duration
+	running  sync.WaitGroup
+	failed   chan error
+	onStop   []func() // in the order of starting; undone in reverse
+}
+
+// Times that bound idle and half-open connections of clients. An answer may take
+// as long as it likes.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+)
+
+// New wires a gateway and binds its addresses; nothing is served yet. It is one
+// straight line on purpose: a part can only use what was made before it.
+func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
+	g := &Gateway{log: log, drain: cfg.DrainTimeout, failed: make(chan error, 2)}
+	defer func() {
+		if err != nil {
+			g.undo()
+		}
+	}()
+
+	replicas := cfg.Replica
+	if cfg.Demo > 0 {
+		demo, err := startDemo(cfg.Demo)
+		if err != nil {
+			return nil, err
+		}
+		g.onStop = append(g.onStop, demo.stop)
+		replicas.URLs = demo.urls
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	route, err := router.New(cfg.Router)
+	if err != nil {
+		return nil, err
+	}
+	g.pool, err = replica.New(replicas, log.With("component", "replica"), func(e replica.Event) {
+		switch e.Kind {
+		case replica.Told:
+			route.Told(e.Replica, e.Facts)
+		case replica.Emptied:
+			route.Emptied(e.Replica)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	reg.MustRegister(&states{pool: g.pool, router: route})
+	forward, err := proxy.New(cfg.Proxy, cfg.Router.Policy, log.With("component", "proxy"), g.pool, route, metrics.New(reg))
+	if err != nil {
+		return nil, err
+	}
+	g.onStop = append(g.onStop, forward.Close)
+	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken}
+
+	if g.onClients, err = g.bind("listen", cfg.Listen); err != nil {
+		return nil, err
+	}
+	if g.onAdmin, err = g.bind("admin", cfg.Admin); err != nil {
+		return nil, err
+	}
+	g.clients = g.server(forward.Handler())
+	g.admins = g.server(control.Handler())
+	return g, nil
+}
+
+func (g *Gateway) bind(setting, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", setting, address, err)
+	}
+	g.onStop = append(g.onStop, func() { _ = l.Close() }) // it may have been closed by its server
+	return l, nil
+}
+
+func (g *Gateway) server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		ErrorLog: slog.NewLogLogger(g.log.With("component", "http").Handler(), slog.LevelDebug),
+	}
+}
+
+// Addr returns the address that clients use, as http://host:port.
+func (g *Gateway) Addr() string { return "http://" + g.onClients.Addr().String() }
+
+// AdminAddr returns the admin address, as http://host:port.
+func (g *Gateway) AdminAddr() string { return "http://" + g.onAdmin.Addr().String() }
+
+// Ready reports whether the gateway wants traffic.
+func (g *Gateway) Ready() bool { return !g.stopping.Load() && g.pool.Ready() }
+
+// Start begins to probe and to serve.
+func (g *Gateway) Start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.onStop = append(g.onStop, cancel)
+	g.running.Go(func() { g.pool.Run(ctx) })
+	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
+		g.running.Go(func() {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				g.failed <- fmt.Errorf("serve on %s: %w", l.Addr(), err)
+			}
+		})
+	}
+}
+
+// Stop lets answers under way end within ctx, then closes everything. The error
+// tells that some were cut off.
+func (g *Gateway) Stop(ctx context.Context) error {
+	g.stopping.Store(true)
+	err := g.clients.Shutdown(ctx)
+	if err != nil {
+		err = fmt.Errorf("answers under way were cut off: %w", err)
+		_ = g.clients.Close()
+	}
+	_ = g.admins.Close()
+	g.undo()
+	g.running.Wait()
+	return err
+}
+
+func (g *Gateway) undo() {
+	for _, f := range slices.Backward(g.onStop) {
+		f()
+	}
+	g.onStop = nil
+}
+
+// Run serves until ctx ends, and then stops.
+func (g *Gateway) Run(ctx context.Context) error {
+	g.Start()
+	g.log.Info("serving", "clients", g.Addr(), "admin", g.AdminAddr())
+	var failed error
+	select {
+	case <-ctx.Done():
+		g.log.Info("stopping: answers under way may end", "drain_timeout", g.drain)
+	case failed = <-g.failed:
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.drain)
+	defer cancel()
+	return errors.Join(failed, g.Stop(stop))
+}

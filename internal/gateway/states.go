@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// states reads the state of replicas and of the index when it is scraped.
+type states struct {
+	pool   *replica.Pool
+	router *router.Router
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+var (
+	replicaUp            = describe("warmpath_replica_up", "1 if the replica passed its last probe.", "replica")
+	replicaInFlight      = describe("warmpath_replica_inflight", "Requests given to the replica that are not done.", "replica")
+	replicaPendingTokens = describe("warmpath_replica_pending_tokens", "Uncached prompt tokens given to the replica and not prefilled yet.", "replica")
+	replicaPace          = describe("warmpath_replica_pace", "Learned time of the replica for a second of reference prefill work.", "replica")
+	indexBlocks          = describe("warmpath_index_blocks", "KV blocks that the replica is believed to hold.", "replica")
+	indexBytes           = describe("warmpath_index_bytes", "Memory of the index of prefixes.")
+)
+
+// Describe sends the descriptions.
+func (s *states) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes} {
+		ch <- d
+	}
+}
+
+// Collect sends the values.
+func (s *states) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, r := range s.pool.Set().Replicas {
+		up := 0.0
+		if r.Ready() {
+			up = 1
+		}
+		gauge(replicaUp, up, r.ID)
+	}
+	for _, st := range s.router.States(time.Now()) {
+		id := st.Replica.ID
+		gauge(replicaInFlight, float64(st.InFlight), id)
+		gauge(replicaPendingTokens, float64(st.PendingTokens), id)
+		gauge(replicaPace, st.Pace, id)
+		gauge(indexBlocks, float64(st.HeldBlocks), id)
+	}
+	gauge(indexBytes, float64(s.router.IndexBytes()))
+}

@@ -1,0 +1,585 @@
+// Package jsonscan walks JSON text in place: it finds members, elements and the
+// spans of their values without building any of them, so that a request body of
+// half a megabyte costs one pass and no allocation.
+//
+// A [Scanner] is a cursor. The caller peeks at a value's [Kind] and then either
+// enters it, takes it or skips it; everything passed over is checked against the
+// grammar of RFC 8259, so a walk that ends without an error has read valid JSON.
+// Strings are handed out as they were sent, between their quotes and with their
+// escapes.
+package jsonscan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// MaxDepth is how deeply arrays and objects may nest. It bounds the stack that
+// a hostile body can take; the JSON parser of the engines stops at 200.
+const MaxDepth = 256
+
+var errDepth = fmt.Errorf("nested deeper than %d levels", MaxDepth)
+
+// Kind is the type of a JSON value, by its first byte.
+type Kind byte
+
+// The kinds that [Scanner.Kind] returns. Bad stands for the end of the text,
+// for a byte that begins no value and for a scanner that has failed.
+const (
+	Bad    Kind = 0
+	Object Kind = '{'
+	Array  Kind = '['
+	String Kind = '"'
+	Number Kind = '0'
+	True   Kind = 't'
+	False  Kind = 'f'
+	Null   Kind = 'n'
+)
+
+// Form tells what a string's raw bytes hold beside plain ASCII.
+type Form uint8
+
+// The flags of a [Form].
+const (
+	Escaped     Form = 1 << iota // backslash escapes
+	BeyondASCII                  // bytes above 0x7F
+)
+
+// Scanner is a cursor over one JSON text. The zero value is not usable; make
+// one with [New]. After the first error every method does nothing and [Scanner.Err]
+// tells what and where it was.
+type Scanner struct {
+	data  []byte
+	pos   int
+	depth int
+	first bool // the next member or element is its container's first
+	err   error
+}
+
+// New returns a scanner at the start of data, which must not change while it is used.
+func New(data []byte) Scanner { return Scanner{data: data} }
+
+// Err returns the first error, or nil.
+func (s *Scanner) Err() error { return s.err }
+
+// Pos returns the offset of the next byte to be read.
+func (s *Scanner) Pos() int { return s.pos }
+
+func (s *Scanner) fail(err error) {
+	if s.err == nil {
+		s.err = fmt.Errorf("invalid JSON at byte %d: %w", s.pos, err)
+	}
+	s.pos = len(s.data)
+}
+
+func (s *Scanner) failf(what string) {
+	if s.err != nil {
+		return
+	}
+	if s.pos >= len(s.data) {
+		s.fail(errors.New("unexpected end, want " + what))
+		return
+	}
+	s.fail(fmt.Errorf("unexpected %q, want %s", s.data[s.pos], what))
+}
+
+func (s *Scanner) space() {
+	for s.pos < len(s.data) {
+		switch s.data[s.pos] {
+		case ' ', '\t', '\n', '\r':
+			s.pos++
+		default:
+			return
+		}
+	}
+}
+
+// Kind skips white space and returns the kind of the next value without taking it.
+func (s *Scanner) Kind() Kind {
+	s.space()
+	if s.err != nil || s.pos >= len(s.data) {
+		return Bad
+	}
+	switch b := s.data[s.pos]; b {
+	case '{', '[', '"', 't', 'f', 'n':
+		return Kind(b)
+	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+		return Number
+	}
+	return Bad
+}
+
+// Enter goes into the object or array that comes next; anything else is an error.
+func (s *Scanner) Enter() {
+	switch s.Kind() {
+	case Object, Array:
+		s.depth++
+		if s.depth > MaxDepth {
+			s.fail(errDepth)
+			return
+		}
+		s.pos++
+		s.first = true
+	default:
+		s.failf("an object or an array")
+	}
+}
+
+// Member steps to the next member of the object that was entered and returns
+// its name, with escapes resolved; ok is false at the object's end and after an
+// error. The member's value must then be taken, entered or skipped. The name is
+// valid as long as the scanner's data.
+func (s *Scanner) Member() (name []byte, ok bool) {
+	if !s.next('}') {
+		return nil, false
+	}
+	if s.Kind() != String {
+		s.failf("a member name")
+		return nil, false
+	}
+	raw, form := s.str()
+	s.space()
+	if s.pos >= len(s.data) || s.data[s.pos] != ':' {
+		s.failf("':'")
+		return nil, false
+	}
+	s.pos++
+	if form&Escaped != 0 {
+		return Unescape(raw), true
+	}
+	return raw, true
+}
+
+// Element steps to the next element of the array that was entered; it returns
+// false at the array's end and after an error.
+func (s *Scanner) Element() bool { return s.next(']') }
+
+// next consumes the comma before a member or element, or the container's end.
+func (s *Scanner) next(end byte) bool {
+	s.space()
+	if s.err != nil {
+		return false
+	}
+	if s.pos >= len(s.data) {
+		s.failf("',' or '" + string(end) + "'")
+		return false
+	}
+	switch {
+	case s.data[s.pos] == end:
+		s.pos++
+		s.depth--
+		s.first = false
+		return false
+	case s.first:
+		s.first = false
+		return true
+	case s.data[s.pos] == ',':
+		s.pos++
+		s.space()
+		return true
+	}
+	s.failf("',' or '" + string(end) + "'")
+	return false
+}
+
+// Str takes a string value and returns the bytes between its quotes as sent.
+// Any other kind is an error.
+func (s *Scanner) Str() (raw []byte, f Form) {
+	if s.Kind() != String {
+		s.failf("a string")
+		return nil, 0
+	}
+	return s.str()
+}
+
+// Raw takes the next value, whatever it is, and returns its span.
+func (s *Scanner) Raw() []byte {
+	s.space()
+	start := s.pos
+	s.Skip()
+	if s.err != nil {
+		return nil
+	}
+	return s.data[start:s.pos]
+}
+
+// Span takes the next value like Raw, but without checking what is inside it: it
+// only finds where an object, an array or a string ends. It is for values that
+// another scanner will walk; text that is no JSON may show only there.
+func (s *Scanner) Span() []byte {
+	s.Kind()
+	start, depth := s.pos, 0
+	for i := s.pos; i < len(s.data) && s.err == nil; {
+		switch s.data[i] {
+		case '"':
+			if i = s.closing(i); i < 0 {
+				s.pos = len(s.data)
+				s.failf("'\"'")
+				return nil
+			}
+		case '{', '[':
+			if depth++; s.depth+depth > MaxDepth {
+				s.fail(errDepth)
+				return nil
+			}
+		case '}', ']':
+			depth--
+		default:
+			if depth == 0 {
+				return s.Raw()
+			}
+			i++
+			continue
+		}
+		i++
+		if depth <= 0 {
+			s.pos, s.first = i, false
+			return s.data[start:i]
+		}
+	}
+	s.pos = len(s.data)
+	s.failf("a value")
+	return nil
+}
+
+// closing returns where the string that opens at i closes, or -1. Most strings
+// are prose, in which the next quote is the end and is found at the speed of memory;
+// where quotes are escaped there are many of them, and words are faster.
+func (s *Scanner) closing(i int) int {
+	open := i
+	i++
+	n := bytes.IndexByte(s.data[i:], '"')
+	if n < 0 {
+		return -1
+	}
+	if i += n; s.data[i-1] != '\\' || i-1 == open {
+		return i
+	}
+	for i = open + 1; i < len(s.data); {
+		n, _ := plain(s.data[i:])
+		if i += n; i >= len(s.data) {
+			break
+		}
+		switch s.data[i] {
+		case '"':
+			return i
+		case '\\':
+			i += 2
+		default:
+			i++
+		}
+	}
+	return -1
+}
+
+// Int takes a number and returns it if it is an integer that fits; ok is false
+// for any other value, which is skipped.
+func (s *Scanner) Int() (n int64, ok bool) {
+	if s.Kind() != Number {
+		s.Skip()
+		return 0, false
+	}
+	start := s.pos
+	s.number()
+	if s.err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(string(s.data[start:s.pos]), 10, 64)
+	return n, err == nil
+}
+
+// Bool takes a value and reports whether it is the literal true.
+func (s *Scanner) Bool() bool {
+	is := s.Kind() == True
+	s.Skip()
+	return is
+}
+
+// End reports the error for anything but white space after the last value.
+func (s *Scanner) End() error {
+	s.space()
+	if s.err == nil && s.pos < len(s.data) {
+		s.failf("the end")
+	}
+	return s.err
+}
+
+// Skip takes the next value, checks it and forgets it.
+func (s *Scanner) Skip() {
+	switch s.Kind() {
+	case Object:
+		for s.Enter(); ; s.Skip() {
+			if _, ok := s.Member(); !ok {
+				return
+			}
+		}
+	case Array:
+		for s.Enter(); s.Element(); s.Skip() {
+		}
+	case String:
+		s.str()
+	case Number:
+		s.number()
+	case True:
+		s.literal("true")
+	case False:
+		s.literal("false")
+	case Null:
+		s.literal("null")
+	default:
+		s.failf("a value")
+	}
+}
+
+func (s *Scanner) literal(word string) {
+	if len(s.data)-s.pos < len(word) || string(s.data[s.pos:s.pos+len(word)]) != word {
+		s.failf(word)
+		return
+	}
+	s.pos += len(word)
+	s.first = false
+}
+
+func (s *Scanner) number() {
+	if s.data[s.pos] == '-' {
+		s.pos++
+	}
+	if s.pos < len(s.data) && s.data[s.pos] == '0' {
+		s.pos++
+	} else {
+		s.digits()
+	}
+	if s.pos < len(s.data) && s.data[s.pos] == '.' {
+		s.pos++
+		s.digits()
+	}
+	if s.pos < len(s.data) && s.data[s.pos]|0x20 == 'e' {
+		s.pos++
+		if s.pos < len(s.data) && (s.data[s.pos] == '+' || s.data[s.pos] == '-') {
+			s.pos++
+		}
+		s.digits()
+	}
+	s.first = false
+}
+
+func (s *Scanner) digits() {
+	start := s.pos
+	for s.pos < len(s.data) && s.data[s.pos]-'0' <= 9 {
+		s.pos++
+	}
+	if s.pos == start {
+		s.failf("a digit")
+	}
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// special marks (high bit of the byte) each byte of w that a string scan must
+// look at: a quote, a backslash or a control character. Bytes above the first
+// marked one may be marked wrongly (borrows), bytes below it never are.
+func special(w uint64) uint64 {
+	quote := w ^ ones*'"'
+	slash := w ^ ones*'\\'
+	control := (w - ones*0x20) & ^w
+	return ((quote-ones)&^quote | (slash-ones)&^slash | control) & highs
+}
+
+// plain returns how many bytes at the start of p are nothing special, and the OR
+// of them in words, whose high bits tell whether any is beyond ASCII.
+func plain(p []byte) (n int, or uint64) {
+	rest := p
+	for len(rest) >= 32 {
+		a, b := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
+		c, d := binary.LittleEndian.Uint64(rest[16:]), binary.LittleEndian.Uint64(rest[24:])
+		if special(a)|special(b)|special(c)|special(d) != 0 {
+			break
+		}
+		or |= a | b | c | d
+		rest = rest[32:]
+	}
+	for len(rest) >= 8 {
+		w := binary.LittleEndian.Uint64(rest)
+		if m := special(w); m != 0 {
+			k := bits.TrailingZeros64(m) &^ 7
+			return len(p) - len(rest) + k/8, or | w&(1<<k-1)
+		}
+		or |= w
+		rest = rest[8:]
+	}
+	for len(rest) > 0 && rest[0] != '"' && rest[0] != '\\' && rest[0] >= 0x20 {
+		or |= uint64(rest[0])
+		rest = rest[1:]
+	}
+	return len(p) - len(rest), or
+}
+
+// control returns where the first control character of p is, -1 if there is
+// none, and the OR of p's words as plain does.
+func control(p []byte) (at int, or uint64) {
+	rest := p
+	for len(rest) >= 32 {
+		a, b := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
+		c, d := binary.LittleEndian.Uint64(rest[16:]), binary.LittleEndian.Uint64(rest[24:])
+		if ((a-ones*0x20)&^a|(b-ones*0x20)&^b|(c-ones*0x20)&^c|(d-ones*0x20)&^d)&highs != 0 {
+			break
+		}
+		or |= a | b | c | d
+		rest = rest[32:]
+	}
+	for i, b := range rest {
+		if b < 0x20 {
+			return len(p) - len(rest) + i, or
+		}
+		or |= uint64(b)
+	}
+	return -1, or
+}
+
+// dense is how far a string is read word by word after something special, before
+// the next such byte is looked for at the speed of memory.
+const dense = 64
+
+// str takes and checks the string whose opening quote is at pos.
+func (s *Scanner) str() (raw []byte, f Form) {
+	data, i, or := s.data, s.pos+1, uint64(0)
+	quote := -1 // the next quote, where it is behind i
+	for {
+		n, o := plain(data[i:min(i+dense, len(data))])
+		i, or = i+n, or|o
+		if n == dense {
+			if quote < i {
+				if quote = bytes.IndexByte(data[i:], '"'); quote < 0 {
+					quote = len(data)
+				} else {
+					quote += i
+				}
+			}
+			end := quote
+			if slash := bytes.IndexByte(data[i:quote], '\\'); slash >= 0 {
+				end = i + slash
+			}
+			at, o := control(data[i:end])
+			or |= o
+			if at >= 0 {
+				end = i + at
+			}
+			i = end
+		}
+		if i >= len(data) {
+			s.pos = len(data)
+			s.failf("'\"'")
+			return nil, 0
+		}
+		switch {
+		case data[i] == '"':
+			raw = data[s.pos+1 : i]
+			s.pos = i + 1
+			s.first = false
+			if or&highs != 0 {
+				f |= BeyondASCII
+			}
+			return raw, f
+		case data[i] < 0x20:
+			s.pos = i
+			s.fail(errors.New("control character in a string"))
+			return nil, 0
+		}
+		for f |= Escaped; i < len(data) && data[i] == '\\'; {
+			n := escapeLen(data[i:])
+			if n == 0 {
+				s.pos = i
+				s.fail(errors.New("bad escape in a string"))
+				return nil, 0
+			}
+			i += n
+		}
+	}
+}
+
+// escapeLen returns the length of the escape that begins b, or 0 if it is not one.
+func escapeLen(b []byte) int {
+	if len(b) < 2 {
+		return 0
+	}
+	switch b[1] {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		return 2
+	case 'u':
+		if len(b) >= 6 && hex4(b[2:6]) >= 0 {
+			return 6
+		}
+	}
+	return 0
+}
+
+// hex4 returns the value of four hexadecimal digits, or -1.
+func hex4(b []byte) rune {
+	var r rune
+	for _, c := range b[:4] {
+		switch {
+		case c-'0' <= 9:
+			r = r<<4 | rune(c-'0')
+		case (c|0x20)-'a' <= 5:
+			r = r<<4 | rune((c|0x20)-'a'+10)
+		default:
+			return -1
+		}
+	}
+	return r
+}
+
+// Unescape returns a string's value from its raw bytes, which must have come
+// from a [Scanner]. Lone surrogates become U+FFFD.
+func Unescape(raw []byte) []byte {
+	out := make([]byte, 0, len(raw))
+	for i := 0; i < len(raw); {
+		if raw[i] != '\\' || i+1 == len(raw) {
+			out = append(out, raw[i])
+			i++
+			continue
+		}
+		c := raw[i+1]
+		i += 2
+		switch c {
+		case 'b':
+			out = append(out, '\b')
+		case 'f':
+			out = append(out, '\f')
+		case 'n':
+			out = append(out, '\n')
+		case 'r':
+			out = append(out, '\r')
+		case 't':
+			out = append(out, '\t')
+		case 'u':
+			if len(raw) < i+4 {
+				return utf8.AppendRune(out, utf8.RuneError)
+			}
+			r := hex4(raw[i:])
+			i += 4
+			if utf16.IsSurrogate(r) {
+				second := rune(-1)
+				if len(raw) >= i+6 && raw[i] == '\\' && raw[i+1] == 'u' {
+					second = hex4(raw[i+2:])
+				}
+				if r = utf16.DecodeRune(r, second); r != utf8.RuneError {
+					i += 6
+				}
+			}
+			out = utf8.AppendRune(out, r)
+		default:
+			out = append(out, c)
+		}
+	}
+	return out
+}

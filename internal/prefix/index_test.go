@@ -1,0 +1,380 @@
+package prefix
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// chainOf makes a chain whose cuts stand for the given words, tokens each.
+func chainOf(tokens int32, words ...int) *Chain {
+	c := &Chain{}
+	h := Hash(14695981039346656037)
+	for i, w := range words {
+		h = (h ^ Hash(w+1)) * 1099511628211
+		h ^= h >> 29
+		c.Cuts = append(c.Cuts, Cut{h, tokens * int32(i+1)})
+	}
+	c.Tokens = tokens * int32(len(words))
+	return c
+}
+
+func (x *Index) heldBy(c *Chain, s int) int {
+	x.grow(s)
+	m := make([]Match, len(x.slots))
+	x.Find(c, m)
+	return int(m[s].Cut) + 1
+}
+
+// check verifies what must hold between any two calls.
+func (x *Index) check(t *testing.T) {
+	t.Helper()
+	segments := 0
+	for s := range x.slots {
+		used, newer := int64(0), int32(none)
+		for id := x.slots[s].newest; id != none; id = x.segs.get(id).older {
+			g := x.segs.get(id)
+			e := x.edges.get(g.edge)
+			if g.newer != newer || int(g.slot) != s || g.generation != x.slots[s].generation {
+				t.Fatalf("slot %d: broken list at segment %d: %+v", s, id, *g)
+			}
+			if g.depth < 1 || int(g.depth) > len(e.hash) || g.confirmed > g.depth {
+				t.Fatalf("slot %d: bad depth: %+v on %d cuts", s, *g, len(e.hash))
+			}
+			if at := x.find(g.edge, s); at != id {
+				t.Fatalf("slot %d: segment %d is not the edge's (%d)", s, id, at)
+			}
+			if e.parent != none {
+				p := x.find(e.parent, s)
+				if p == none || int(x.segs.get(p).depth) != len(x.edges.get(e.parent).hash) {
+					t.Fatalf("slot %d holds an edge but not all before it", s)
+				}
+				if x.segs.get(p).stamp < g.stamp {
+					t.Fatalf("slot %d: an edge is older than one below it", s)
+				}
+			}
+			used += int64(g.blocks)
+			newer = id
+			segments++
+		}
+		if used != x.slots[s].used {
+			t.Fatalf("slot %d: used %d, charged %d", s, x.slots[s].used, used)
+		}
+		if used > x.slots[s].capacity {
+			t.Fatalf("slot %d: %d blocks in a capacity of %d", s, used, x.slots[s].capacity)
+		}
+	}
+	stale := 0
+	for id := x.stale; id != none; id = x.segs.get(id).older {
+		stale++
+	}
+	if int32(segments+stale) != x.segs.live {
+		t.Fatalf("%d segments in lists, %d stale, %d live", segments, stale, x.segs.live)
+	}
+	cuts, children := int64(0), int32(0)
+	for h, id := range x.byHead {
+		e := x.edges.get(id)
+		if e.hash[0] != h || e.segs == none && e.children == 0 {
+			t.Fatalf("edge %d is lost or empty", id)
+		}
+		cuts += int64(len(e.hash))
+		children += e.children
+		if e.parent == none {
+			children++
+		}
+	}
+	if int32(len(x.byHead)) != x.edges.live || children != x.edges.live || cuts != x.cuts {
+		t.Fatalf("%d edges by head, %d by parents, %d live; %d cuts of %d", len(x.byHead), children, x.edges.live, cuts, x.cuts)
+	}
+}
+
+func words(r *rand.Rand, alphabet, most int) []int {
+	w := make([]int, 1+r.IntN(most))
+	for i := range w {
+		w[i] = r.IntN(alphabet)
+	}
+	return w
+}
+
+// TestHoldsWhatANaiveSetHolds compares the tree with sets of prefixes, without
+// eviction, over random touches, failures and resets.
+func TestHoldsWhatANaiveSetHolds(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const slots = 5
+	x := NewIndex(1 << 40)
+	for s := range slots {
+		x.SetSlot(s, 16, 1<<40)
+	}
+	held := make([]map[Hash]bool, slots)
+	for s := range held {
+		held[s] = map[Hash]bool{}
+	}
+	for i := range 20000 {
+		c, s := chainOf(7, words(r, 3, 12)...), r.IntN(slots)
+		switch r.IntN(50) {
+		case 0:
+			x.Reset(s)
+			clear(held[s])
+		case 1, 2:
+			// Nothing else of this slot is pending: a failed request leaves what was.
+			x.Reserve(c, s, 1)
+			x.Undo(c, s)
+		default:
+			x.Reserve(c, s, 1)
+			x.Confirm(c, s, 1)
+			for _, cut := range c.Cuts {
+				held[s][cut.Hash] = true
+			}
+		}
+		probe := chainOf(7, words(r, 3, 14)...)
+		m := make([]Match, slots)
+		x.Find(probe, m)
+		for s := range slots {
+			want := 0
+			for want < len(probe.Cuts) && held[s][probe.Cuts[want].Hash] {
+				want++
+			}
+			if int(m[s].Cut)+1 != want {
+				t.Fatalf("step %d, slot %d: %d cuts held, want %d", i, s, m[s].Cut+1, want)
+			}
+			if want > 0 && m[s].Tokens != int32(7*want) {
+				t.Fatalf("step %d: %d tokens at cut %d", i, m[s].Tokens, want)
+			}
+		}
+		if i%500 == 0 {
+			x.check(t)
+		}
+	}
+	x.check(t)
+}
+
+// TestStaysConsistentUnderPressure runs every operation at random against small
+// slots and a small limit.
+func TestStaysConsistentUnderPressure(t *testing.T) {
+	for seed := range uint64(8) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		x := NewIndex(40_000)
+		for s := range 4 {
+			x.SetSlot(s, 16, 20+s*10)
+		}
+		type open struct {
+			c *Chain
+			s int
+		}
+		var pending []open
+		for i := range 6000 {
+			c, s := chainOf(13, words(r, 3, 20)...), r.IntN(4)
+			switch r.IntN(20) {
+			case 0:
+				x.Reset(s)
+			case 1:
+				x.Learn(c, s, 1+r.IntN(400))
+			case 2:
+				x.Answered(c, s, r.IntN(300))
+			case 3:
+				x.Shortfall(c, s, r.IntN(200))
+			case 4:
+				x.Held(c, s)
+			case 5:
+				x.SetSlot(s, 16, 10+r.IntN(50))
+			case 6, 7, 8, 9:
+				if len(pending) > 0 {
+					k := r.IntN(len(pending))
+					p := pending[k]
+					pending = append(pending[:k], pending[k+1:]...)
+					if r.IntN(3) == 0 {
+						x.Undo(p.c, p.s)
+					} else {
+						x.Confirm(p.c, p.s, 1)
+					}
+				}
+			default:
+				x.Reserve(c, s, 0.5+r.Float64())
+				pending = append(pending, open{c, s})
+			}
+			if x.Bytes() > x.limit {
+				t.Fatalf("seed %d step %d: %d bytes over the limit", seed, i, x.Bytes())
+			}
+			// What one slot's answers teach may move another's charges; the other is
+			// held to its capacity when it is next touched.
+			x.Confirm(chainOf(13, 1), s, 1)
+			if x.slots[s].used > x.slots[s].capacity {
+				t.Fatalf("seed %d step %d: slot %d over its capacity", seed, i, s)
+			}
+		}
+		for s := range 4 {
+			x.Reset(s)
+		}
+		for x.stale != none {
+			x.reclaim()
+		}
+		if x.edges.live != 0 || x.segs.live != 0 || x.cuts != 0 || len(x.byHead) != 0 {
+			t.Fatalf("seed %d: %d edges, %d segments, %d cuts left after all was reset", seed, x.edges.live, x.segs.live, x.cuts)
+		}
+	}
+}
+
+func TestEvictsTheOldestFromItsFarEnd(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.SetSlot(0, 16, 10)
+	a, b := chainOf(16, 1, 2, 3, 4, 5, 6), chainOf(16, 7, 8, 9)
+	x.Confirm(a, 0, 1) // 6 blocks
+	x.Confirm(b, 0, 1) // 3
+	c := chainOf(16, 10, 11, 12)
+	x.Confirm(c, 0, 1) // 3 more: two too many
+	if got := x.heldBy(a, 0); got != 4 {
+		t.Errorf("the oldest keeps %d of its 6 cuts, want 4", got)
+	}
+	if x.heldBy(b, 0) != 3 || x.heldBy(c, 0) != 3 {
+		t.Error("something newer was evicted")
+	}
+	x.check(t)
+}
+
+func TestCountsWholeEngineBlocksAlongAPath(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.SetSlot(0, 128, 1000)
+	// A system prompt of 910 tokens and questions of 25: 7 full blocks, whoever asks.
+	for q := range 5 {
+		c := chainOf(910, 1)
+		c.Cuts = append(c.Cuts, Cut{Hash(1000 + q), 935})
+		x.Confirm(c, 0, 1)
+	}
+	if got := x.Blocks(0); got != 7 {
+		t.Errorf("%d blocks, want 7", got)
+	}
+	// Of 1,010: the eighth block holds the end of the system prompt and a question.
+	x.Reset(0)
+	for q := range 5 {
+		c := chainOf(1010, 2)
+		c.Cuts = append(c.Cuts, Cut{Hash(2000 + q), 1035})
+		x.Confirm(c, 0, 1)
+	}
+	if got := x.Blocks(0); got != 7+5 {
+		t.Errorf("%d blocks, want 12", got)
+	}
+}
+
+func TestAFailedRequestLeavesWhatOthersNeed(t *testing.T) {
+	x := NewIndex(1 << 30)
+	a, b := chainOf(16, 1, 2, 3), chainOf(16, 1, 2, 4)
+	x.Reserve(a, 0, 1)
+	x.Reserve(b, 0, 1)
+	x.Undo(a, 0)
+	if x.heldBy(b, 0) != 3 {
+		t.Errorf("b holds %d cuts while it is under way, want 3", x.heldBy(b, 0))
+	}
+	if x.heldBy(a, 0) != 2 {
+		t.Errorf("a holds %d cuts after it failed, want the 2 it shares", x.heldBy(a, 0))
+	}
+	x.Undo(b, 0)
+	if x.heldBy(b, 0) != 0 {
+		t.Errorf("b holds %d cuts after it failed too", x.heldBy(b, 0))
+	}
+	x.check(t)
+}
+
+func TestAnEngineCountCorrectsEstimates(t *testing.T) {
+	x := NewIndex(1 << 30)
+	first := chainOf(100, 1, 2, 3, 4)
+	x.Confirm(first, 0, 1)
+	x.Learn(first, 0, 200) // half of what was thought
+	m := make([]Match, 1)
+	if x.Find(chainOf(100, 1, 2, 9), m); m[0].Tokens != 100 {
+		t.Errorf("%d tokens at the second cut, want 100", m[0].Tokens)
+	}
+	next := chainOf(100, 1, 2, 3, 4, 5)
+	x.Confirm(next, 0, 1)
+	x.Learn(next, 0, 290)
+	if known := x.Find(next, m); known.Tokens != 290 {
+		t.Errorf("%d tokens in all, want 290", known.Tokens)
+	}
+	if x.Find(first, m); m[0].Tokens != 200 {
+		t.Errorf("what was exact moved to %d", m[0].Tokens)
+	}
+}
+
+func TestAShortfallRemovesAllThatWasUsedBefore(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.SetSlot(0, 16, 100)
+	old, mid, recent := chainOf(16, 1, 1), chainOf(16, 2, 2), chainOf(16, 3, 3)
+	for _, c := range []*Chain{old, mid, recent} {
+		x.Reserve(c, 0, 1)
+		x.Confirm(c, 0, 1)
+	}
+	x.Reserve(mid, 0, 1) // asked again, and the engine says it had nothing of it
+	x.Confirm(mid, 0, 1)
+	x.Shortfall(mid, 0, 0)
+	if x.heldBy(old, 0) != 0 || x.heldBy(recent, 0) != 2 || x.heldBy(mid, 0) != 2 {
+		t.Errorf("old %d, mid %d, recent %d cuts held; want 0, 2, 2", x.heldBy(old, 0), x.heldBy(mid, 0), x.heldBy(recent, 0))
+	}
+	if got := x.Capacity(0); got != 12 { // an eighth of nominal at least
+		t.Errorf("capacity %d, want 12", got)
+	}
+	x.check(t)
+}
+
+func TestAnAnswerIsHeldBehindItsPrompt(t *testing.T) {
+	x := NewIndex(1 << 30)
+	c := chainOf(20, 1, 2)
+	x.Confirm(c, 3, 1)
+	x.Answered(c, 3, 55)
+	next := chainOf(20, 1, 2, 3, 4)
+	m := make([]Match, 4)
+	x.Find(next, m)
+	if m[3].Tokens != 40 || m[3].Answer != 55 {
+		t.Errorf("got %+v", m[3])
+	}
+	if m[2].Cut != none || m[2].Answer != 0 {
+		t.Errorf("another slot: %+v", m[2])
+	}
+}
+
+// TestMemoryIsBounded inserts distinct prompts without end. The long form, ten
+// million, is part of make e2e.
+func TestMemoryIsBounded(t *testing.T) {
+	soak(t, 100_000, 4<<20)
+}
+
+func soak(t *testing.T, prompts int, limit int64) {
+	x := NewIndex(limit)
+	c := &Chain{Cuts: make([]Cut, 16)}
+	for i := range prompts {
+		for j := range c.Cuts {
+			c.Cuts[j] = Cut{Hash(uint64(i*16+j+1) * 0x9E3779B97F4A7C15), int32(128 * (j + 1))}
+		}
+		x.Confirm(c, i%8, 1)
+		if x.Bytes() > limit {
+			t.Fatalf("%d bytes after %d prompts, limit %d", x.Bytes(), i+1, limit)
+		}
+	}
+	if x.heldBy(c, (prompts-1)%8) != 16 {
+		t.Error("the newest prompt is not held")
+	}
+}
+
+func BenchmarkFindAndReserve(b *testing.B) {
+	for _, cuts := range []int{75, 136, 512, 8192} {
+		b.Run(fmt.Sprint(cuts), func(b *testing.B) {
+			x := NewIndex(1 << 30)
+			w := make([]int, cuts)
+			for i := range w {
+				w[i] = i
+			}
+			c := chainOf(16, w...)
+			for s := range 12 {
+				x.Confirm(c, s, 1)
+			}
+			for s := range 40 {
+				x.Confirm(chainOf(16, w[:cuts/4]...), 12+s, 1)
+			}
+			m := make([]Match, 256)
+			x.grow(255)
+			b.ReportAllocs()
+			for b.Loop() {
+				x.Find(c, m)
+				x.Reserve(c, 3, 1)
+			}
+		})
+	}
+}

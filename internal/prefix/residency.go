@@ -1,0 +1,377 @@
+package prefix
+
+import "math"
+
+// This file is what happens to what slots hold: touching, charging, evicting,
+// and what real answers teach.
+
+// charge counts the engine blocks that a segment takes: the full blocks that end
+// within it, so that a path takes what its tokens fill and no more.
+func (x *Index) charge(t *slot, g *segment, e *edge) {
+	blocks := x.blocksAt(t, g, e, g.depth)
+	t.used += int64(blocks - g.blocks)
+	g.blocks = blocks
+}
+
+func (x *Index) blocksAt(t *slot, g *segment, e *edge, depth int32) int32 {
+	if depth == 0 {
+		return 0
+	}
+	end := e.tokens[depth-1]
+	if depth == int32(len(e.hash)) && depth == g.depth {
+		end += g.answer
+	}
+	return max(0, end/t.block-e.from/t.block)
+}
+
+func (x *Index) push(t *slot, id int32) {
+	g := x.segs.get(id)
+	g.newer, g.older = none, t.newest
+	if t.newest != none {
+		x.segs.get(t.newest).newer = id
+	} else {
+		t.oldest = id
+	}
+	t.newest = id
+}
+
+func (x *Index) unlink(t *slot, id int32) {
+	g := x.segs.get(id)
+	if g.newer != none {
+		x.segs.get(g.newer).older = g.older
+	} else {
+		t.newest = g.older
+	}
+	if g.older != none {
+		x.segs.get(g.older).newer = g.newer
+	} else {
+		t.oldest = g.newer
+	}
+}
+
+// insertNewer puts a segment just before another in the slot's list.
+func (x *Index) insertNewer(t *slot, than, id int32) {
+	p, g := x.segs.get(than), x.segs.get(id)
+	g.older, g.newer = than, p.newer
+	if p.newer != none {
+		x.segs.get(p.newer).older = id
+	} else {
+		t.newest = id
+	}
+	p.newer = id
+}
+
+// evict makes a slot fit its capacity, the oldest first and from the far end.
+func (x *Index) evict(t *slot) {
+	for over := t.used + t.pinned - t.capacity; over > 0 && t.oldest != none; over = t.used + t.pinned - t.capacity {
+		x.shorten(t, t.oldest, over)
+	}
+}
+
+// Pin tells how many blocks of a slot requests under way take beyond the whole
+// blocks of their prompts; it counts from the slot's next touch on.
+func (x *Index) Pin(s int, blocks int) {
+	x.grow(s)
+	x.slots[s].pinned = int64(blocks)
+}
+
+// Pressure returns how many tokens a slot would have to evict to take so many new
+// ones, and how long ago what it would evict first was used, in touches of the
+// whole index. Without eviction the age is that of the index.
+func (x *Index) Pressure(s int, tokens int) (evicted int, age uint64) {
+	x.grow(s)
+	t := &x.slots[s]
+	need := int64(tokens)/int64(t.block) - (t.capacity - t.used - t.pinned)
+	if need <= 0 || t.oldest == none {
+		return 0, x.clock
+	}
+	return int(min(need, t.used)) * int(t.block), x.clock - x.segs.get(t.oldest).stamp
+}
+
+// shorten takes at least the given number of blocks off a segment's far end, or
+// all of it.
+func (x *Index) shorten(t *slot, id int32, blocks int64) {
+	g := x.segs.get(id)
+	e := x.edges.get(g.edge)
+	keep := int32(max(0, int64(g.blocks)-blocks))
+	if g.answer > 0 {
+		end := e.tokens[len(e.tokens)-1]
+		g.answer = max(0, (e.from/t.block+keep)*t.block-end)
+		if x.charge(t, g, e); g.blocks <= keep {
+			return
+		}
+	}
+	lo, hi := int32(0), g.depth-1 // the greatest depth that takes no more than keep
+	for lo < hi {
+		mid := (lo + hi + 1) / 2
+		if x.blocksAt(t, g, e, mid) <= keep {
+			lo = mid
+		} else {
+			hi = mid - 1
+		}
+	}
+	if lo == 0 || keep == 0 {
+		x.drop(t, id)
+		return
+	}
+	x.cutTo(t, g, e, lo)
+}
+
+// cutTo lowers a segment's depth, which must be above 0.
+func (x *Index) cutTo(t *slot, g *segment, e *edge, depth int32) {
+	g.depth, g.confirmed, g.answer = depth, min(g.confirmed, depth), 0
+	x.charge(t, g, e)
+}
+
+// drop removes a segment of a slot's current generation.
+func (x *Index) drop(t *slot, id int32) {
+	x.unlink(t, id)
+	t.used -= int64(x.segs.get(id).blocks)
+	x.free(id)
+}
+
+// free gives a segment back, and the edges that nobody holds any more.
+func (x *Index) free(id int32) {
+	g := x.segs.get(id)
+	e := x.edges.get(g.edge)
+	if e.segs == id {
+		e.segs = g.next
+	} else {
+		at := e.segs
+		for x.segs.get(at).next != id {
+			at = x.segs.get(at).next
+		}
+		x.segs.get(at).next = g.next
+	}
+	x.prune(g.edge)
+	x.segs.give(id)
+}
+
+// prune removes an edge that nobody holds and no other edge hangs on, and those
+// before it of which that becomes true.
+func (x *Index) prune(at int32) {
+	for at != none {
+		e := x.edges.get(at)
+		if e.segs != none || e.children > 0 {
+			return
+		}
+		parent := e.parent
+		delete(x.byHead, e.hash[0])
+		x.cuts -= int64(len(e.hash))
+		*e = edge{}
+		x.edges.give(at)
+		if at = parent; at != none {
+			x.edges.get(at).children--
+		}
+	}
+}
+
+// trim keeps the whole index below its limit, at the cost of whoever has the
+// least recently used segment.
+func (x *Index) trim() {
+	for x.Bytes() > x.limit {
+		if x.stale != none {
+			x.reclaim()
+			continue
+		}
+		victim := none
+		for s := range x.slots {
+			if o := x.slots[s].oldest; o != none && (victim == none || x.segs.get(o).stamp < x.segs.get(x.slots[victim].oldest).stamp) {
+				victim = s
+			}
+		}
+		if victim == none {
+			return
+		}
+		x.drop(&x.slots[victim], x.slots[victim].oldest)
+	}
+}
+
+// Reset forgets everything about a slot: its replica restarted, slept, emptied
+// its cache or left. It takes the same short time however much that was.
+func (x *Index) Reset(s int) {
+	x.grow(s)
+	t := &x.slots[s]
+	if t.oldest != none {
+		x.segs.get(t.oldest).older = x.stale
+		x.stale = t.newest
+	}
+	t.newest, t.oldest, t.used = none, none, 0
+	t.capacity = t.nominal
+	t.generation++
+}
+
+// reclaim frees a few of the segments that resets left behind.
+func (x *Index) reclaim() {
+	for n := 0; n < 64 && x.stale != none; n++ {
+		id := x.stale
+		x.stale = x.segs.get(id).older
+		x.free(id)
+	}
+}
+
+// follow leaves the part of c's path that exists in x.path, with the slot's
+// segments, as far as it has any.
+func (x *Index) follow(c *Chain, s int) {
+	x.grow(s)
+	x.path = x.path[:0]
+	for i := 0; i < len(c.Cuts); {
+		id, k := x.at(c, i)
+		if k == 0 {
+			return
+		}
+		seg := x.find(id, s)
+		if seg == none {
+			return
+		}
+		i += k
+		x.path = append(x.path, step{edge: id, seg: seg, cut: int32(i - 1)})
+		if k < len(x.edges.get(id).hash) {
+			return
+		}
+	}
+}
+
+// followAll is follow for callers who need all of c; it returns the last step, or
+// nil if the path ends before.
+func (x *Index) followAll(c *Chain, s int) *step {
+	x.follow(c, s)
+	if n := len(x.path); n > 0 && x.path[n-1].cut == int32(len(c.Cuts)-1) {
+		return &x.path[n-1]
+	}
+	return nil
+}
+
+// Undo takes back a [Index.Reserve] whose request never began to be computed.
+func (x *Index) Undo(c *Chain, s int) {
+	x.follow(c, s)
+	t := &x.slots[s]
+	for i := len(x.path) - 1; i >= 0; i-- {
+		id := x.path[i].seg
+		g := x.segs.get(id)
+		g.pending = max(0, g.pending-1)
+		switch {
+		case g.pending > 0 || g.confirmed == g.depth:
+		case g.confirmed == 0:
+			x.drop(t, id)
+		default:
+			x.cutTo(t, g, x.edges.get(g.edge), g.confirmed)
+		}
+	}
+}
+
+// Learn takes the number of tokens that an engine counted in the whole of c. What
+// was wrong is shared out over the cuts that nothing was learned about yet.
+func (x *Index) Learn(c *Chain, s int, tokens int) {
+	end := x.followAll(c, s)
+	if end == nil {
+		return
+	}
+	last := x.edges.get(end.edge)
+	if last.exact {
+		return
+	}
+	first := len(x.path) - 1
+	for first > 0 && !x.edges.get(x.path[first-1].edge).learned {
+		first--
+	}
+	base := x.edges.get(x.path[first].edge).from
+	now, want := last.tokens[len(last.tokens)-1]-base, int32(tokens)-base
+	if now <= 0 || want <= 0 {
+		return
+	}
+	ratio := float64(want) / float64(now)
+	t := &x.slots[s]
+	for _, st := range x.path[first:] {
+		e := x.edges.get(st.edge)
+		e.from = base + int32(math.Round(float64(e.from-base)*ratio))
+		for i := range e.tokens {
+			e.tokens[i] = base + int32(math.Round(float64(e.tokens[i]-base)*ratio))
+		}
+		e.learned = true
+		x.charge(t, x.segs.get(st.seg), e)
+	}
+	last.exact = true
+	x.evict(t)
+}
+
+// Answered records that slot s generated tokens behind c and caches them too.
+func (x *Index) Answered(c *Chain, s int, tokens int) {
+	end := x.followAll(c, s)
+	if end == nil {
+		return
+	}
+	g, e := x.segs.get(end.seg), x.edges.get(end.edge)
+	if g.depth == int32(len(e.hash)) {
+		g.answer = int32(tokens)
+		x.charge(&x.slots[s], g, e)
+		x.evict(&x.slots[s])
+	}
+}
+
+// Shortfall takes proof that slot s no longer held c beyond the given tokens when
+// a request for c arrived there. The engine evicts the least recently used first,
+// so everything it had used before the missing part is gone too, and its cache
+// for prefixes is no larger than what is left (routing.md C7).
+func (x *Index) Shortfall(c *Chain, s int, tokens int) {
+	x.follow(c, s)
+	t := &x.slots[s]
+	for _, st := range x.path {
+		g, e := x.segs.get(st.seg), x.edges.get(st.edge)
+		if e.tokens[len(e.tokens)-1] <= int32(tokens) {
+			continue
+		}
+		before := g.before
+		if before == 0 {
+			return
+		}
+		for t.oldest != none && x.segs.get(t.oldest).stamp <= before {
+			x.drop(t, t.oldest)
+		}
+		t.capacity = max(t.used, t.nominal/8, 1)
+		return
+	}
+}
+
+// Surplus takes proof that slot s held more than was believed, by so many blocks:
+// it has room for these at least.
+func (x *Index) Surplus(s int, blocks int) {
+	x.grow(s)
+	t := &x.slots[s]
+	t.capacity = max(t.capacity, min(t.nominal, t.capacity+int64(blocks)))
+}
+
+// TokensAt returns how many tokens there are up to a cut of c, as far as they are
+// known.
+func (x *Index) TokensAt(c *Chain, cut int32) int {
+	for i := 0; i <= int(cut); {
+		id, k := x.at(c, i)
+		if k == 0 {
+			break
+		}
+		if i+k > int(cut) {
+			return int(x.edges.get(id).tokens[int(cut)-i])
+		}
+		i += k
+	}
+	return 0
+}
+
+// Held takes proof that slot s held what was predicted of c. If that had not been
+// used for long, the slot has more room than believed, by 2 %.
+func (x *Index) Held(c *Chain, s int) {
+	x.follow(c, s)
+	t := &x.slots[s]
+	if t.oldest == none || t.capacity >= 4*t.nominal {
+		return
+	}
+	oldest := x.segs.get(t.oldest).stamp
+	for i := len(x.path) - 1; i >= 0; i-- {
+		if before := x.segs.get(x.path[i].seg).before; before != 0 { // the far end of what was held
+			if before < oldest+(x.clock-oldest)/10 {
+				t.capacity += max(1, t.capacity/50)
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,443 @@
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptrace"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/warmpath/warmpath/internal/metrics"
+	"github.com/warmpath/warmpath/internal/openai"
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// exchange is one request and its answer. It is used for one after another; what
+// its begin does not set, its end has reset.
+type exchange struct {
+	p        *Proxy
+	w        http.ResponseWriter
+	r        *http.Request
+	endpoint openai.Endpoint
+	id       string
+	body     *body
+
+	openai openai.Request
+	prompt prefix.Prompt
+	req    router.Request
+	model  *replica.Model
+	policy string
+
+	lease  *router.Lease // of the attempt under way, nil between two
+	target *metrics.Target
+	meter  meter
+
+	arrived, read, chosen time.Time
+	sent                  time.Time
+	connected             atomic.Int64 // nanoseconds since chosen; written by the transport
+	status                int          // sent to the client, 0 if none was
+	refused               string       // why the gateway itself refused, "" if it did not
+	err                   error        // for the log
+}
+
+func newExchange(p *Proxy) *exchange {
+	x := &exchange{p: p}
+	x.meter.scanner.OnData = x.meter.event
+	return x
+}
+
+// handle returns the handler of an endpoint.
+func (p *Proxy) handle(endpoint openai.Endpoint) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		x := p.spare.Get().(*exchange)
+		x.begin(w, r, endpoint)
+		defer x.leave()
+		p.serve(x)
+	}
+}
+
+// leave ends the exchange, also when a panic is on its way: it becomes an error
+// answer or, if an answer has begun, the end of the connection.
+func (x *exchange) leave() {
+	v := recover()
+	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // net/http compares with the sentinel itself
+		x.p.log.Error("BUG: panic while serving", "panic", v, "request_id", x.id, "stack", string(debug.Stack()))
+		if x.status == 0 {
+			x.refuse("bug", &openai.Error{Status: http.StatusInternalServerError, Type: "api_error", Code: "internal_error", Message: "the gateway failed"})
+			v = nil
+		}
+	}
+	x.end()
+	if v != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// serve is the life of a request.
+func (p *Proxy) serve(x *exchange) {
+	if !x.readBody() || !x.understand() {
+		return
+	}
+	for {
+		if !x.choose() {
+			return
+		}
+		resp, err := x.send()
+		if err == nil && !x.again(resp) {
+			x.relay(resp)
+			return
+		}
+		if !x.failed(resp, err) {
+			return
+		}
+	}
+}
+
+func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) {
+	x.arrived = time.Now()
+	x.w, x.r, x.endpoint = w, r, endpoint
+	if x.id = r.Header.Get(headerRequestID); x.id == "" {
+		var b [8]byte
+		_, _ = rand.Read(b[:]) // never fails
+		x.id = hex.EncodeToString(b[:])
+	}
+}
+
+// end gives back everything, in whatever state the request ended.
+func (x *exchange) end() {
+	if x.lease != nil { // the handler was left by a panic
+		x.finish(router.Failed)
+	}
+	x.account()
+	if x.body != nil {
+		x.body.release()
+	}
+	tried := x.req.Tried
+	clear(tried)
+	x.w, x.r, x.body, x.openai, x.model, x.target = nil, nil, nil, openai.Request{}, nil, nil
+	x.req = router.Request{Tried: tried[:0]}
+	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
+	x.status, x.refused, x.err, x.policy = 0, "", nil, ""
+	x.prompt.Chains, x.prompt.Tokens, x.prompt.Home = x.prompt.Chains[:0], 0, 0
+	x.meter.reset()
+	x.p.spare.Put(x)
+}
+
+// refuse answers with an error of the gateway's own, unless the client has gone.
+func (x *exchange) refuse(reason string, e *openai.Error) {
+	if x.r.Context().Err() != nil {
+		x.status = statusClientGone
+		return
+	}
+	x.refused, x.status, x.err = reason, e.Status, e
+	x.w.Header().Set(headerRequestID, x.id)
+	x.p.refuse(x.w, reason, e)
+}
+
+// statusClientGone is what logs and metrics show when the client left before
+// there was a status.
+const statusClientGone = 499
+
+// readBody reads the whole body into memory, where it stays for every attempt.
+func (x *exchange) readBody() bool {
+	var err error
+	x.body, err = x.p.buffers.readBody(x.r, x.p.cfg.MaxBodyBytes)
+	x.read = time.Now()
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, errTooLarge):
+		x.refuse("too_large", &openai.Error{
+			Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
+			Message: "the request body is larger than " + strconv.FormatInt(x.p.cfg.MaxBodyBytes, 10) + " bytes, the limit that the gateway's max_body_bytes sets",
+		})
+	default: // it ended before its length, and so did the connection most likely
+		x.refuse("body", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Message: "the request body could not be read"})
+	}
+	return false
+}
+
+// understand finds in the body what routing needs: the model, the prompt's
+// identity, the session.
+func (x *exchange) understand() bool {
+	var err error
+	if isForm(x.r) {
+		x.openai.Model = formModel(x.r.Header.Get("Content-Type"), x.body.data)
+	} else if len(x.body.data) > 0 || x.endpoint != openai.Other {
+		x.openai, err = openai.Parse(x.endpoint, x.body.data)
+	}
+	if e := (*openai.Error)(nil); errors.As(err, &e) {
+		x.refuse("bad_request", e)
+		return false
+	}
+	if !x.findModel() {
+		return false
+	}
+	if err := x.prompt.Read(&x.openai); err != nil {
+		x.refuse("bad_request", openai.Invalid(x.body.data))
+		return false
+	}
+	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache
+	if x.endpoint == openai.Other {
+		x.prompt.Tokens = len(x.body.data) / bytesPerToken
+		x.req.Policy, x.policy = x.p.policies[router.LeastTokensPolicy], router.LeastTokensPolicy
+		if id := chi.URLParam(x.r, "id"); id != "" {
+			x.req.Previous = responseKey(id)
+		}
+		return true
+	}
+	if x.openai.Previous != "" {
+		x.req.Previous = responseKey(x.openai.Previous)
+	}
+	x.req.Session = x.session()
+	return x.choosePolicy()
+}
+
+// bytesPerToken is an estimate for bodies that are not understood.
+const bytesPerToken = 4
+
+// findModel finds the model that the body names among those that replicas serve.
+func (x *exchange) findModel() bool {
+	set := x.p.pool.Set()
+	if x.model = set.Model(x.openai.Model); x.model != nil {
+		return true
+	}
+	switch {
+	case !set.Known():
+		x.refuse("not_ready", unavailable("no replica has answered yet"))
+	case x.openai.Model == "" && x.endpoint == openai.Other:
+		x.model = set.Any()
+		return true
+	case x.openai.Model == "":
+		x.refuse("bad_request", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Param: "model", Message: "you must provide a model: GET /v1/models lists them"})
+	default:
+		x.refuse("unknown_model", modelNotFound(x.openai.Model))
+	}
+	return false
+}
+
+func modelNotFound(name string) *openai.Error {
+	return &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model '" + name + "' does not exist: GET /v1/models lists those that do"}
+}
+
+func unavailable(message string) *openai.Error {
+	return &openai.Error{Status: http.StatusServiceUnavailable, Type: "service_unavailable", Code: "no_replica_ready", RetryAfter: time.Second, Message: message}
+}
+
+// session returns the key of the session that the request belongs to, 0 if none.
+func (x *exchange) session() prefix.Hash {
+	switch {
+	case x.r.Header.Get(HeaderSession) != "":
+		return router.SessionKey(x.model.Name, "session", x.r.Header.Get(HeaderSession))
+	case x.openai.Session != "":
+		return router.SessionKey(x.model.Name, "session", x.openai.Session)
+	case x.openai.User != "":
+		return router.SessionKey(x.model.Name, "user", x.openai.User)
+	}
+	return 0
+}
+
+func (x *exchange) choosePolicy() bool {
+	x.policy = x.p.policy
+	name := x.r.Header.Get(HeaderPolicy)
+	if name == "" || !x.p.cfg.PolicyHeader {
+		return true
+	}
+	policy, ok := x.p.policies[name]
+	if !ok {
+		_, err := router.PolicyByName(name)
+		x.refuse("bad_request", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Message: HeaderPolicy + ": " + err.Error()})
+		return false
+	}
+	x.req.Policy, x.policy = policy, name
+	return true
+}
+
+// choose takes a lease on a replica for the next attempt.
+func (x *exchange) choose() bool {
+	x.chosen = time.Now()
+	lease, err := x.p.router.Acquire(&x.req, x.chosen)
+	if err != nil {
+		message := "no replica that serves '" + x.model.Name + "' is ready"
+		if len(x.req.Tried) > 0 {
+			message = "every ready replica failed to answer"
+		}
+		x.refuse("not_ready", unavailable(message))
+		return false
+	}
+	x.lease = lease
+	x.target = x.p.tables.target(lease.Replica(), x.model)
+	x.p.tables.decision(x.policy, lease.Why()).Inc()
+	return true
+}
+
+// send makes the attempt: it returns the answer's head.
+func (x *exchange) send() (*http.Response, error) {
+	rep := x.lease.Replica()
+	x.connected.Store(0)
+	ctx := httptrace.WithClientTrace(x.r.Context(), &httptrace.ClientTrace{GotConn: x.gotConn})
+	resp, err := x.p.transport.RoundTrip(x.outgoing(ctx, rep))
+	x.sent = time.Now()
+	return resp, err
+}
+
+// gotConn is called when the attempt has a connection, in another goroutine if
+// the dial was slow.
+func (x *exchange) gotConn(httptrace.GotConnInfo) {
+	x.connected.CompareAndSwap(0, int64(max(1, time.Since(x.chosen))))
+}
+
+// outgoing makes the request to a replica: the client's, byte for byte, without
+// what concerns only its connection to the gateway.
+func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Request {
+	u := *rep.URL
+	u.Path, u.RawPath, u.RawQuery = rep.URL.Path+x.r.URL.Path, "", x.r.URL.RawQuery
+	if x.r.URL.RawPath != "" {
+		u.RawPath = rep.URL.EscapedPath() + x.r.URL.RawPath
+	}
+	header := make(http.Header, len(x.r.Header)+3)
+	copyHeader(header, x.r.Header)
+	for _, name := range [...]string{"Accept-Encoding", "Expect", HeaderPolicy} {
+		delete(header, name)
+	}
+	header["Accept-Encoding"] = identity
+	header[headerRequestID] = []string{x.id}
+	// A POST is not sent again on a fresh connection when a kept one turns out to be
+	// closed, unless it is declared repeatable. An empty list declares it without
+	// sending anything. Until a byte of the answer has come, a completion is.
+	if _, ok := header["Idempotency-Key"]; !ok {
+		header["Idempotency-Key"] = nil
+	}
+	if rep.Rank >= 0 {
+		header[headerRank] = []string{strconv.Itoa(rep.Rank)}
+	}
+	out := &http.Request{
+		Method: x.r.Method, URL: &u, Host: u.Host, Header: header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}
+	if len(x.body.data) > 0 {
+		out.ContentLength = int64(len(x.body.data))
+		out.Body = x.body.reader()
+		out.GetBody = x.body.getBody
+	}
+	return out.WithContext(ctx)
+}
+
+var identity = []string{"identity"}
+
+// again reports whether an answer is a replica's word that another should be asked.
+func (x *exchange) again(resp *http.Response) bool {
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		return false
+	}
+	return len(x.req.Tried)+1 < x.p.cfg.Attempts && x.others()
+}
+
+// others reports whether there is a ready replica that the request has not been to.
+func (x *exchange) others() bool {
+	for _, r := range x.model.Replicas {
+		if r == x.lease.Replica() || !r.Ready() {
+			continue
+		}
+		tried := false
+		for _, t := range x.req.Tried {
+			tried = tried || t == r
+		}
+		if !tried {
+			return true
+		}
+	}
+	return false
+}
+
+// failed ends an attempt of which no byte has reached the client, and reports
+// whether to make another.
+func (x *exchange) failed(resp *http.Response, err error) bool {
+	rep := x.lease.Replica()
+	switch {
+	case x.r.Context().Err() != nil:
+		x.status = statusClientGone
+		x.finish(router.Canceled)
+		if resp != nil {
+			_ = resp.Body.Close()
+		}
+		return false
+	case resp != nil:
+		x.meter.retryAfter = retryAfter(resp.Header)
+		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit) // so that the connection can be used again
+		_ = resp.Body.Close()
+		x.target.RetriedBusy.Inc()
+		x.finish(router.Busy)
+		x.meter.retryAfter = 0
+	default:
+		x.err = err
+		rep.Suspect()
+		retry := len(x.req.Tried)+1 < x.p.cfg.Attempts && x.others()
+		x.finish(router.Failed)
+		if !retry {
+			x.p.log.Warn("replica did not answer", "replica", rep.ID, "request_id", x.id, "err", err)
+			x.refuse("unreachable", &openai.Error{Status: http.StatusBadGateway, Type: "api_error", Code: "replica_unreachable", Message: "the replica did not answer"})
+			return false
+		}
+		if x.connected.Load() == 0 {
+			x.target.RetriedUnreachable.Inc()
+		} else {
+			x.target.RetriedFailed.Inc()
+		}
+	}
+	x.req.Tried = append(x.req.Tried, rep)
+	return true
+}
+
+// drainLimit is how much of an answer is read only to keep its connection.
+const drainLimit = 64 << 10
+
+// finish ends the lease.
+func (x *exchange) finish(end router.End) {
+	x.lease.Done(x.meter.outcome(end), time.Now())
+	x.lease = nil
+}
+
+// account writes the metrics and the log line of a request that is over.
+func (x *exchange) account() {
+	now := time.Now()
+	x.p.tables.request(x.model, x.endpoint, x.status).Inc()
+	x.meter.record(x, now)
+	if !x.p.log.Enabled(context.Background(), slog.LevelInfo) {
+		return
+	}
+	level := slog.LevelInfo
+	attrs := make([]slog.Attr, 0, 16)
+	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
+	if x.target != nil {
+		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", len(x.req.Tried)+1))
+		if !x.meter.firstToken.IsZero() {
+			attrs = append(attrs, slog.Duration("ttft", x.meter.firstToken.Sub(x.arrived)))
+		}
+		attrs = append(attrs, slog.String("reason", x.meter.why.String()))
+		if u := &x.meter.usage; u.Prompt > 0 {
+			attrs = append(attrs, slog.Int("prompt_tokens", u.Prompt), slog.Int("completion_tokens", u.Completion))
+			if u.CachedKnown {
+				attrs = append(attrs, slog.Int("cached_tokens", u.Cached), slog.Int("predicted_tokens", x.meter.predicted))
+			}
+		}
+	}
+	if x.err != nil {
+		attrs = append(attrs, slog.String("err", x.err.Error()))
+		if x.status >= 500 {
+			level = slog.LevelWarn
+		}
+	}
+	x.p.log.LogAttrs(context.Background(), level, "request", attrs...)
+}

@@ -1,0 +1,77 @@
+package proxy
+
+import (
+	"bytes"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// hopByHop are the headers that concern one connection only (RFC 9110, 7.6.1).
+var hopByHop = [...]string{
+	"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// copyHeader copies what concerns the request or the answer itself.
+func copyHeader(to, from http.Header) {
+	for name, values := range from {
+		to[name] = values
+	}
+	for _, list := range from["Connection"] {
+		for name := range strings.SplitSeq(list, ",") {
+			delete(to, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
+		}
+	}
+	for _, name := range hopByHop {
+		delete(to, name)
+	}
+}
+
+// isEventStream reports whether an answer is a stream of events, however its
+// type is written.
+func isEventStream(h http.Header) bool {
+	media, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(media), "text/event-stream")
+}
+
+// retryAfter returns what a Retry-After header in seconds asks for, else 0.
+func retryAfter(h http.Header) time.Duration {
+	n, err := strconv.Atoi(h.Get("Retry-After"))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return time.Duration(n) * time.Second
+}
+
+// isForm reports whether the body is a form, as audio is sent.
+func isForm(r *http.Request) bool {
+	return strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/form-data")
+}
+
+// formModel returns the field model of a form, "" if there is none.
+func formModel(contentType string, body []byte) string {
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return ""
+	}
+	form := multipart.NewReader(bytes.NewReader(body), params["boundary"])
+	for {
+		part, err := form.NextPart()
+		if err != nil {
+			return ""
+		}
+		if part.FormName() == "model" {
+			name, err := io.ReadAll(io.LimitReader(part, 1<<10))
+			if err != nil {
+				return ""
+			}
+			return string(name)
+		}
+	}
+}

@@ -1,0 +1,206 @@
+package proxy
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/metrics"
+	"github.com/warmpath/warmpath/internal/openai"
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/sse"
+)
+
+// meter reads an answer on its way: when it came, what it says of tokens, and
+// whether it is whole.
+type meter struct {
+	x       *exchange
+	scanner sse.Scanner
+	whole   bytes.Buffer // an answer that is not streamed, up to answerLimit
+	stream  bool
+	status  int
+	reads   bool // this endpoint's answers are understood
+
+	now                             time.Time // of the piece being read
+	firstEvent, firstToken, lastOne time.Time
+	events                          int // with tokens
+	usage                           openai.Usage
+	failed, last                    bool
+	responseID                      string
+	retryAfter                      time.Duration
+
+	// Copied from the lease, which is over when they are written down.
+	replica           string
+	prompt, predicted int
+	why               router.Reason
+	prefill           time.Duration
+}
+
+// answerLimit is the longest answer whose usage is read if it is not streamed.
+const answerLimit = 4 << 20
+
+func (m *meter) reset() {
+	scanner, whole := m.scanner, m.whole
+	scanner.Reset()
+	whole.Reset()
+	if whole.Cap() > 64<<10 {
+		whole = bytes.Buffer{}
+	}
+	*m = meter{scanner: scanner, whole: whole}
+}
+
+func (m *meter) begin(x *exchange, status int, stream bool) {
+	m.x, m.status, m.stream = x, status, stream
+	m.reads = x.endpoint != openai.Other && status < 300
+	m.replica = x.lease.Replica().ID
+	m.prompt, m.predicted = x.lease.Tokens()
+	m.prefill, m.why = x.lease.Predicted(), x.lease.Why()
+}
+
+// take reads a piece of the answer.
+func (m *meter) take(piece []byte) {
+	if !m.reads {
+		return
+	}
+	if m.stream {
+		m.now = time.Now()
+		m.scanner.Feed(piece)
+	} else if m.whole.Len()+len(piece) <= answerLimit {
+		m.whole.Write(piece)
+	}
+}
+
+// event reads an event of a stream.
+func (m *meter) event(data []byte) {
+	if !m.firstToken.IsZero() && !openai.Notable(data) {
+		m.lastOne = m.now
+		m.events++
+		return
+	}
+	e := openai.ParseEvent(data)
+	if m.firstEvent.IsZero() && !e.Preamble {
+		m.firstEvent = m.now
+		m.x.lease.Prefilled(m.now)
+	}
+	if e.Token {
+		if m.firstToken.IsZero() {
+			m.firstToken = m.now
+		}
+		m.lastOne = m.now
+		m.events++
+	}
+	m.understand(&e)
+}
+
+func (m *meter) understand(e *openai.Event) {
+	if e.UsageSeen {
+		u := e.Usage
+		if u.Prompt == 0 { // a closing event may count the answer alone
+			u.Prompt, u.Cached, u.CachedKnown = m.usage.Prompt, m.usage.Cached, m.usage.CachedKnown
+		}
+		m.usage = u
+	}
+	m.failed = m.failed || e.Failed || e.Aborted
+	m.last = m.last || e.Last
+	if e.ID != "" {
+		m.responseID = e.ID
+	}
+}
+
+// end is at the answer's regular end, and tells how the request ended.
+func (m *meter) end(status int, stream bool) router.End {
+	switch {
+	case status == 429 || status == 503:
+		return router.Busy
+	case status >= 500:
+		return router.Failed
+	case status >= 400:
+		return router.Rejected
+	}
+	if m.reads && !stream {
+		e := openai.ParseAnswer(m.whole.Bytes())
+		m.understand(&e)
+	}
+	if m.failed {
+		return router.Failed
+	}
+	return router.Completed
+}
+
+// outcome is what the router learns.
+func (m *meter) outcome(end router.End) router.Outcome {
+	o := router.Outcome{
+		End: end, Prefilled: !m.firstEvent.IsZero(), RetryAfter: m.retryAfter,
+		Prompt: m.usage.Prompt, Cached: m.usage.Cached, Completion: m.usage.Completion, CachedKnown: m.usage.CachedKnown,
+	}
+	if m.events > 1 {
+		o.Gap = m.lastOne.Sub(m.firstToken) / time.Duration(m.events-1)
+	}
+	if m.x != nil && m.x.endpoint == openai.Responses && end == router.Completed && m.responseID != "" {
+		o.Response = responseKey(m.responseID)
+	}
+	return o
+}
+
+func responseKey(id string) prefix.Hash { return router.SessionKey("", "response", id) }
+
+// record writes the request's metrics.
+func (m *meter) record(x *exchange, now time.Time) {
+	t := x.target
+	if t == nil {
+		return
+	}
+	mm := x.p.metrics
+	mm.Hop[metrics.Read].Observe(x.read.Sub(x.arrived).Seconds())
+	mm.Hop[metrics.Choose].Observe(x.chosen.Sub(x.read).Seconds())
+	connect := time.Duration(x.connected.Load())
+	if connect > 0 {
+		mm.Hop[metrics.Connect].Observe(connect.Seconds())
+		mm.Overhead.Observe((x.chosen.Sub(x.read) + connect).Seconds())
+		if x.status < 300 && m.x != nil {
+			mm.Hop[metrics.Headers].Observe((x.sent.Sub(x.chosen) - connect).Seconds())
+		}
+	}
+	if x.endpoint == openai.Other {
+		return
+	}
+	if !m.firstEvent.IsZero() {
+		mm.Hop[metrics.FirstEvent].Observe(m.firstEvent.Sub(x.sent).Seconds())
+		mm.PrefillError((m.firstEvent.Sub(x.chosen) - m.prefill).Seconds())
+	}
+	if m.firstToken.IsZero() {
+		t.NoFirstToken[m.whyNoToken(x)].Inc()
+	} else {
+		t.TTFT.Observe(m.firstToken.Sub(x.arrived).Seconds())
+		t.FirstToken.Observe(m.firstToken.Sub(m.firstEvent).Seconds())
+		if n := m.usage.Completion; n > 1 && m.last && !m.failed {
+			t.TPOT.Observe(m.lastOne.Sub(m.firstToken).Seconds() / float64(n-1))
+		}
+	}
+	if m.reads {
+		t.E2E.Observe(now.Sub(x.arrived).Seconds())
+	}
+	if m.usage.Prompt > 0 {
+		t.Prompt.Add(float64(m.usage.Prompt))
+		if m.usage.CachedKnown {
+			t.Predicted.Add(float64(m.predicted))
+			t.Cached.Add(float64(m.usage.Cached))
+		} else {
+			t.CachedUnreported.Inc()
+		}
+	}
+}
+
+func (m *meter) whyNoToken(x *exchange) int {
+	switch {
+	case x.r.Context().Err() != nil:
+		return metrics.Canceled
+	case m.failed || x.err != nil:
+		return metrics.Errored
+	case x.status >= 300:
+		return metrics.Refused
+	case !m.stream:
+		return metrics.NotStreamed
+	}
+	return metrics.NoOutput
+}

@@ -1,0 +1,57 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/warmpath/warmpath/internal/replica"
+)
+
+// models answers with the models of all replicas, each once, as its replica
+// describes it. Models whose replicas are all down are left out.
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
+	set := p.pool.Set()
+	if !set.Known() {
+		p.refuse(w, "not_ready", unavailable("no replica has answered yet"))
+		return
+	}
+	body := []byte(`{"object":"list","data":[`)
+	some := false
+	for _, m := range set.Models {
+		if !m.Ready() {
+			continue
+		}
+		if some {
+			body = append(body, ',')
+		}
+		some = true
+		body = append(body, m.Card...)
+	}
+	writeJSON(w, append(body, `]}`...))
+}
+
+// model answers with one model. Its name may contain slashes.
+func (p *Proxy) model(w http.ResponseWriter, r *http.Request) {
+	name := chi.URLParam(r, "*")
+	var m *replica.Model
+	if name != "" {
+		m = p.pool.Set().Model(name)
+	}
+	switch {
+	case m == nil:
+		p.refuse(w, "unknown_model", modelNotFound(name))
+	case !m.Ready():
+		p.refuse(w, "not_ready", unavailable(fmt.Sprintf("no replica that serves '%s' is ready", name)))
+	default:
+		writeJSON(w, m.Card)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write(body) // the client has gone if this fails
+}

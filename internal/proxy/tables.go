@@ -1,0 +1,124 @@
+package proxy
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmpath/warmpath/internal/metrics"
+	"github.com/warmpath/warmpath/internal/openai"
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// tables are the children of metrics by small numbers instead of label strings.
+// A reader takes no lock; what is not there yet is made under one, once.
+type tables struct {
+	metrics   *metrics.Metrics
+	decisions map[string][]prometheus.Counter // by policy, then reason; complete from the start
+
+	mu       sync.Mutex
+	targets  table[[]*metrics.Target]    // by slot, then model
+	requests table[[]prometheus.Counter] // by model, then endpoint and status
+	replicas []*metrics.Replica          // by slot; guarded by mu
+}
+
+type table[T any] struct{ rows atomic.Pointer[[]T] }
+
+func (t *table[T]) row(i int) (row T) {
+	if rows := t.rows.Load(); rows != nil && i < len(*rows) {
+		return (*rows)[i]
+	}
+	return row
+}
+
+// set replaces a row, in a copy. The caller holds the lock.
+func (t *table[T]) set(i int, row T) {
+	var rows []T
+	if old := t.rows.Load(); old != nil {
+		rows = append(rows, *old...)
+	}
+	for len(rows) <= i {
+		var zero T
+		rows = append(rows, zero)
+	}
+	rows[i] = row
+	t.rows.Store(&rows)
+}
+
+func (t *tables) init(m *metrics.Metrics) {
+	t.metrics, t.decisions = m, map[string][]prometheus.Counter{}
+	for _, policy := range router.Policies() {
+		for _, why := range router.Reasons() {
+			t.decisions[policy] = append(t.decisions[policy], m.Decision(policy, why.String()))
+		}
+	}
+}
+
+func (t *tables) decision(policy string, why router.Reason) prometheus.Counter {
+	return t.decisions[policy][why]
+}
+
+// target returns the metrics of a model on a replica.
+func (t *tables) target(r *replica.Replica, m *replica.Model) *metrics.Target {
+	if row := t.targets.row(r.Slot); m.Index < len(row) && row[m.Index] != nil {
+		return row[m.Index]
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.replicas) <= r.Slot {
+		t.replicas = append(t.replicas, nil)
+	}
+	if t.replicas[r.Slot] == nil {
+		t.replicas[r.Slot] = t.metrics.Replica(r.ID)
+	}
+	row := append([]*metrics.Target(nil), t.targets.row(r.Slot)...)
+	for len(row) <= m.Index {
+		row = append(row, nil)
+	}
+	if row[m.Index] == nil {
+		row[m.Index] = t.metrics.Target(t.replicas[r.Slot], r.ID, label(m))
+		t.targets.set(r.Slot, row)
+	}
+	return row[m.Index]
+}
+
+// label is the model's name for metrics.
+func label(m *replica.Model) string {
+	if m == nil || m.Name == "" {
+		return "other"
+	}
+	return m.Name
+}
+
+// maxStatus is above every HTTP status.
+const maxStatus = 600
+
+// request returns the counter of requests that ended so. Models that no replica
+// serves share one: a client cannot make series.
+func (t *tables) request(m *replica.Model, endpoint openai.Endpoint, status int) prometheus.Counter {
+	model := 0
+	if m != nil {
+		model = m.Index
+	}
+	if status < 0 || status >= maxStatus {
+		status = 0
+	}
+	column := int(endpoint)*maxStatus + status
+	if row := t.requests.row(model); column < len(row) && row[column] != nil {
+		return row[column]
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	row := append([]prometheus.Counter(nil), t.requests.row(model)...)
+	for len(row) <= column {
+		row = append(row, nil)
+	}
+	if row[column] == nil {
+		row[column] = t.metrics.Requests(label(m), endpoint.String(), strconv.Itoa(status))
+		t.requests.set(model, row)
+	}
+	return row[column]
+}

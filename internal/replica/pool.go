@@ -1,0 +1,197 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Config is the settings of a [Pool].
+type Config struct {
+	// URLs are the replicas' base addresses, as http://host:port. A path is kept.
+	URLs []string `yaml:"urls"`
+	// ProbeInterval is the time between two probes of a replica that answers. One
+	// that does not is probed four times as often.
+	ProbeInterval time.Duration `yaml:"probe_interval"`
+	// ProbeTimeout bounds each request of a probe.
+	ProbeTimeout time.Duration `yaml:"probe_timeout"`
+	// ScrapeInterval is the time between two readings of a replica's metrics.
+	ScrapeInterval time.Duration `yaml:"scrape_interval"`
+	// Key is sent as bearer token with probes, for replicas started with an API key.
+	Key string `yaml:"key"`
+}
+
+// DefaultConfig returns the settings that suit most fleets.
+func DefaultConfig() Config {
+	return Config{ProbeInterval: 2 * time.Second, ProbeTimeout: 2 * time.Second, ScrapeInterval: 5 * time.Second}
+}
+
+// Validate reports the first setting that cannot work.
+func (c *Config) Validate() error {
+	if len(c.URLs) == 0 {
+		return errors.New("no replicas: name at least one with -replica http://host:port (or replicas: in the file), or try -demo 3")
+	}
+	seen := map[string]bool{}
+	for _, raw := range c.URLs {
+		u, err := parseURL(raw)
+		if err != nil {
+			return err
+		}
+		if seen[u.String()] {
+			return fmt.Errorf("replica %s is named twice", raw)
+		}
+		seen[u.String()] = true
+	}
+	for name, d := range map[string]time.Duration{"probe_interval": c.ProbeInterval, "probe_timeout": c.ProbeTimeout, "scrape_interval": c.ScrapeInterval} {
+		if d <= 0 {
+			return fmt.Errorf("%s must be above 0, not %v", name, d)
+		}
+	}
+	return nil
+}
+
+func parseURL(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("replica %q is not a URL like http://host:port", raw)
+	}
+	u.Path = strings.TrimSuffix(u.Path, "/")
+	u.RawQuery, u.Fragment = "", ""
+	return u, nil
+}
+
+// Kind says what an [Event] is about.
+type Kind uint8
+
+// The kinds of events.
+const (
+	Told    Kind = iota // the replica told its block size and count
+	Emptied             // its KV cache is empty: it restarted, slept or was reset
+)
+
+// Event is something a probe found out about a replica's cache.
+type Event struct {
+	Kind    Kind
+	Replica *Replica
+	Facts   Facts
+}
+
+// Pool watches a set of replicas. Make it with [New], run it with [Pool.Run].
+type Pool struct {
+	cfg    Config
+	log    *slog.Logger
+	notify func(Event)
+	client *http.Client
+
+	set       atomic.Pointer[Set]
+	mu        sync.Mutex // guards endpoints' models and replicas, and the making of a Set
+	endpoints []*endpoint
+	replicas  []*Replica
+	names     []string // of models, by index
+}
+
+// New returns a pool over the configured replicas, none of them ready yet. Events
+// go to notify, which must not block; it is called from several goroutines.
+func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Pool{cfg: cfg, log: log, notify: notify, client: &http.Client{
+		Timeout: cfg.ProbeTimeout,
+		Transport: &http.Transport{ // its own connections: probes do not queue behind traffic
+			DialContext:     (&net.Dialer{Timeout: cfg.ProbeTimeout}).DialContext,
+			IdleConnTimeout: 4 * time.Second, // below the engine's 5 s, whatever the interval
+		},
+	}}
+	for _, raw := range cfg.URLs {
+		u, err := parseURL(raw)
+		if err != nil {
+			return nil, err
+		}
+		e := &endpoint{pool: p, url: u, soon: make(chan struct{}, 1)}
+		p.endpoints = append(p.endpoints, e)
+		e.setRanks(1)
+	}
+	p.publish()
+	return p, nil
+}
+
+// Run probes until ctx ends, and returns when all probing has.
+func (p *Pool) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, e := range p.endpoints {
+		wg.Go(func() { e.watch(ctx) })
+	}
+	wg.Wait()
+	p.client.CloseIdleConnections()
+}
+
+// Set returns the current view.
+func (p *Pool) Set() *Set { return p.set.Load() }
+
+// Ready reports whether any replica can answer.
+func (p *Pool) Ready() bool {
+	for _, e := range p.endpoints {
+		if e.ready.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// publish makes a new Set. The caller holds mu, or nobody else has the pool yet.
+func (p *Pool) publish() {
+	set := &Set{Replicas: append([]*Replica(nil), p.replicas...), byName: map[uint64]*Model{}}
+	set.any = &Model{Replicas: set.Replicas}
+	for i, name := range p.names {
+		m := &Model{Name: name, Index: i + 1}
+		for _, e := range p.endpoints {
+			for _, card := range e.models {
+				if card.id == name {
+					m.Card, m.Adapter = card.raw, card.adapter
+					m.Replicas = append(m.Replicas, e.replicas...)
+				}
+			}
+		}
+		set.Models = append(set.Models, m)
+		set.byName[xxhash.Sum64String(name)] = m
+	}
+	p.set.Store(set)
+}
+
+// learn takes an endpoint's models and count of engines.
+func (p *Pool) learn(e *endpoint, models []card, ranks int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	same := len(models) == len(e.models) && (ranks == 0 || ranks == len(e.replicas))
+	for i := range models {
+		same = same && models[i].id == e.models[i].id && string(models[i].raw) == string(e.models[i].raw)
+	}
+	if same {
+		return
+	}
+	for _, m := range models {
+		known := false
+		for _, name := range p.names {
+			known = known || name == m.id
+		}
+		if !known {
+			p.names = append(p.names, m.id)
+		}
+	}
+	e.models = models
+	if ranks > 0 {
+		e.setRanks(ranks)
+	}
+	p.publish()
+}

@@ -1,0 +1,226 @@
+package router
+
+import (
+	"time"
+
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
+)
+
+// Lease is one request's share of one replica, from the choice until the answer
+// has ended. Its methods may be called from one goroutine at a time.
+type Lease struct {
+	router *Router
+	slot   *slot
+	req    *Request
+	why    Reason
+
+	// Guarded by the router's lock.
+	state         state
+	before, after *Lease // in the slot's queue
+
+	at        time.Time
+	stream    bool
+	tokens    int     // of the whole prompt
+	cached    int     // of these, predicted to be in the replica's cache
+	uncached  int     // the others
+	base      float64 // seconds of work at pace 1
+	work      float64 // at the replica's pace
+	wait      float64 // seconds predicted before the work
+	predicted float64 // seconds until the prefill ends
+	idle      bool    // the replica had nothing to do
+	answer    int     // of cached, tokens that the replica generated in an earlier turn
+	cut       int32   // the last one of the chain that the replica held, -1 for none
+}
+
+type state uint8
+
+const (
+	pending state = iota
+	decoding
+	done
+)
+
+// reserve makes the lease and counts it on the slot.
+func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, total int, now time.Time) *Lease {
+	l := &Lease{
+		router: r, slot: s, req: req, at: now, stream: req.Stream,
+		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
+		work: c.Work, wait: c.Wait, idle: s.head == nil && s.decoding == 0,
+	}
+	l.cut = r.cuts[s.replica.Slot]
+	if c.Cached > 0 {
+		l.answer = min(c.Cached, r.answers[s.replica.Slot])
+	}
+	l.predicted = s.overhead + l.wait + l.work
+	s.push(l) // counted by Acquire
+	s.reserve(l.work, now)
+	r.index.Pin(s.replica.Slot, s.queued+s.decoding) // each has a block that is not full
+	for i := range req.Prompt.Chains {
+		chain := &req.Prompt.Chains[i]
+		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
+	}
+	return l
+}
+
+// Replica returns the replica that was chosen.
+func (l *Lease) Replica() *replica.Replica { return l.slot.replica }
+
+// Why returns why it was chosen.
+func (l *Lease) Why() Reason { return l.why }
+
+// Tokens returns how many tokens the prompt is believed to have, and how many of
+// them the replica is predicted to find in its cache.
+func (l *Lease) Tokens() (prompt, cached int) { return l.tokens, l.cached }
+
+// Predicted returns when the prefill is expected to end, counted from the choice.
+func (l *Lease) Predicted() time.Duration { return seconds(l.predicted) }
+
+// Prefilled says that the first event of the answer has come, of whatever kind:
+// the prefill is over and the prompt is in the replica's cache.
+func (l *Lease) Prefilled(now time.Time) {
+	r := l.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.state == done {
+		return
+	}
+	l.slot.prefilled(l, now)
+	l.confirm()
+}
+
+func (l *Lease) confirm() {
+	r := l.router
+	m := r.model(l.req.Model)
+	for i := range l.req.Prompt.Chains {
+		c := &l.req.Prompt.Chains[i]
+		r.index.Confirm(c, l.slot.replica.Slot, m.factorOf(c))
+	}
+}
+
+// End says how a request ended.
+type End uint8
+
+// The ways a request ends.
+const (
+	Completed End = iota // with a whole answer
+	Canceled             // the client left
+	Rejected             // the replica refused it for what it asks (4xx)
+	Busy                 // the replica refused it for its load (429, 503)
+	Failed               // the replica failed
+)
+
+// Outcome is what became of a request.
+type Outcome struct {
+	End        End
+	Prefilled  bool          // its prefill is known to have ended
+	RetryAfter time.Duration // what a Busy replica asked for
+
+	// What the engine reported, zero if it did not.
+	Prompt, Cached, Completion int
+	CachedKnown                bool
+	Gap                        time.Duration // mean time between two chunks of the answer
+	Response                   prefix.Hash   // the key of the response's id, if it can be continued
+}
+
+// Penalties in seconds: a failing replica must not look fast because it answers
+// soon, nor be shut out for long by one fault (routing.md §2.2).
+const (
+	failedPenalty = 2.0
+	busyPenalty   = 1.0
+)
+
+// Done ends the lease. It must be called once; later calls do nothing.
+func (l *Lease) Done(o Outcome, now time.Time) {
+	r := l.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.state == done {
+		return
+	}
+	s := l.slot
+	s.count(now)
+	switch {
+	case l.state == decoding:
+		s.decoding--
+	default:
+		s.unlink(l)
+	}
+	l.state = done
+	if o.End == Completed && !o.Prefilled {
+		l.confirm() // an answer that was not streamed
+	} else if !o.Prefilled {
+		for i := range l.req.Prompt.Chains {
+			r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot)
+		}
+	}
+	switch {
+	case o.End == Failed && !o.Prefilled:
+		s.penalize(failedPenalty, now)
+	case o.End == Busy:
+		by := busyPenalty
+		if o.RetryAfter > 0 {
+			by = min(by, o.RetryAfter.Seconds())
+		}
+		s.penalize(by, now)
+	}
+	if o.Gap > 0 {
+		s.gap += gapRate * (o.Gap.Seconds() - s.gap)
+	}
+	if o.End == Completed {
+		l.learn(&o)
+	}
+	if o.Response != 0 {
+		r.sessions.put(o.Response, session{slot: s.replica.Slot, tokens: o.Prompt + o.Completion, at: now})
+	}
+}
+
+// Bounds and rates of what is learned about a model's tokens.
+const (
+	factorRate = 0.05
+	minFactor  = 0.25
+	maxFactor  = 4
+	carryRate  = 0.1
+)
+
+// learn compares what the engine reported with what was believed.
+func (l *Lease) learn(o *Outcome) {
+	if o.Prompt == 0 || len(l.req.Prompt.Chains) != 1 || l.req.Previous != 0 {
+		return
+	}
+	r, s := l.router, l.slot.replica.Slot
+	m := r.model(l.req.Model)
+	c := &l.req.Prompt.Chains[0]
+	if !c.Exact && c.Tokens > 0 {
+		m.samples++
+		ratio := float64(o.Prompt) / float64(c.Tokens)
+		m.factor += max(factorRate, 1/float64(m.samples)) * (ratio - m.factor)
+		m.factor = min(maxFactor, max(minFactor, m.factor))
+	}
+	r.index.Learn(c, s, o.Prompt)
+	if o.Completion > 1 {
+		r.index.Answered(c, s, o.Completion-1) // the last token was never computed with
+	}
+	if !o.CachedKnown || l.req.NoCache {
+		return
+	}
+	// What was held, in tokens as they are known by now: at the time of choice, the
+	// model's tokens per byte may have been a guess.
+	block := r.index.Block(s)
+	held := r.usable(l.slot, r.index.TokensAt(c, l.cut), o.Prompt)
+	tolerance := max(2*block, o.Prompt/16)
+	if l.answer >= block && o.Cached >= held-tolerance {
+		// What is missing may be the answer, which templates may render otherwise.
+		share := float64(o.Cached-held) / float64(l.answer)
+		m.carry += carryRate * (min(1, max(0, share)) - m.carry)
+		return
+	}
+	switch {
+	case o.Cached < held-tolerance:
+		r.index.Shortfall(c, s, o.Cached)
+	case o.Cached > held+tolerance:
+		r.index.Surplus(s, (o.Cached-held)/block)
+	case held > 0:
+		r.index.Held(c, s)
+	}
+}

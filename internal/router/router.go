@@ -1,0 +1,375 @@
+// Package router decides which replica answers a request, and keeps account of
+// what each has been given. A decision reserves: from the moment of choice the
+// work counts on that replica and the prompt counts as held by it, until the
+// [Lease] is done. So a burst of requests spreads although no answer has come yet.
+package router
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
+)
+
+// Config is the settings of a [Router].
+type Config struct {
+	// Policy is the name of the policy for requests that ask for none.
+	Policy string `yaml:"policy"`
+	// IndexBytes bounds the memory that the index of prefixes takes.
+	IndexBytes int64 `yaml:"index_bytes"`
+	// SessionSlack is how much longer a session waits for its own replica than it
+	// would elsewhere before it moves.
+	SessionSlack time.Duration `yaml:"session_slack"`
+	// DecodeTokens is a taste: how many tokens of other requests' answers a gain in
+	// time to first token is worth. A replica counts as busier by the time that this
+	// many tokens of each answer it is generating would take. Higher spreads more
+	// evenly, lower keeps to caches.
+	DecodeTokens int `yaml:"decode_tokens"`
+}
+
+// DefaultConfig returns the settings that suit most fleets.
+func DefaultConfig() Config {
+	return Config{Policy: PrefixPolicy, IndexBytes: 512 << 20, SessionSlack: 2 * time.Second, DecodeTokens: 100}
+}
+
+// Validate reports the first setting that cannot work.
+func (c *Config) Validate() error {
+	if _, err := PolicyByName(c.Policy); err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	if c.IndexBytes < 1<<20 {
+		return fmt.Errorf("index_bytes must be at least 1 MiB, not %d bytes", c.IndexBytes)
+	}
+	if c.SessionSlack < 0 {
+		return fmt.Errorf("session_slack must not be negative, but is %v", c.SessionSlack)
+	}
+	if c.DecodeTokens < 0 {
+		return fmt.Errorf("decode_tokens must not be negative, but is %d", c.DecodeTokens)
+	}
+	return nil
+}
+
+// ErrNoReplica is returned when no replica that serves the model is ready and
+// has not been tried.
+var ErrNoReplica = errors.New("no replica is ready")
+
+// Request is what a decision is made from.
+type Request struct {
+	Prompt   *prefix.Prompt // must not change until the lease is done
+	Model    *replica.Model
+	Policy   Policy // nil for the configured one
+	Stream   bool
+	NoCache  bool               // the engine will not look into its cache for it
+	Tried    []*replica.Replica // not to be chosen again
+	Session  prefix.Hash        // 0 for none
+	Previous prefix.Hash        // the response that it continues, 0 for none
+}
+
+// slack within which costs are equal, while no other gateway's load is known late.
+const slack = 30 * time.Millisecond
+
+// Router is safe for concurrent use. Its methods do no I/O and hold its one lock
+// for microseconds.
+type Router struct {
+	cfg    Config
+	policy Policy
+
+	mu       sync.Mutex // guards all below
+	index    *prefix.Index
+	slots    []*slot
+	models   []modelState // by model index
+	sessions sessions
+	sequence uint64
+	pace     float64   // the median of the slots'
+	paced    time.Time // when it was last taken
+	paces    []float64
+	// Memory for one decision.
+	matches    []prefix.Match
+	cached     []int   // by slot: tokens held
+	answers    []int   // by slot: of these, generated there
+	cuts       []int32 // by slot: the last cut held of the last chain
+	chosen     []*slot // the replicas that can take the request
+	candidates []Candidate
+}
+
+// modelState is what is learned about one model's prompts.
+type modelState struct {
+	factor  float64 // tokens counted per token estimated
+	samples int
+	carry   float64 // the share of generated tokens that the next turn finds cached
+}
+
+// New returns a router that knows nothing yet.
+func New(cfg Config) (*Router, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	policy, err := PolicyByName(cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	return &Router{cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions()}, nil
+}
+
+// Acquire chooses a replica for the request and reserves it there. The lease must
+// be ended by [Lease.Done], whatever happens.
+func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gather(req)
+	if len(r.chosen) == 0 {
+		return nil, ErrNoReplica
+	}
+	m := r.model(req.Model)
+	previous := r.sessions.get(req.Previous, now)
+	total, shared := r.lookup(req, m, previous)
+
+	fleet := Fleet{MinWait: math.Inf(1), Branches: int(shared.Branches), Slack: slack.Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: rand.Uint64(), DecodeTokens: float64(r.cfg.DecodeTokens)}
+	r.sequence++
+	fleetPace := r.fleetPace(now)
+	holders, oldest := 0, uint64(0)
+	for i, s := range r.chosen {
+		s.count(now)
+		hit := 0
+		if !req.NoCache {
+			hit = r.usable(s, r.cached[s.replica.Slot], total)
+		}
+		wait, pace := s.wait(now), steady(s.pace, fleetPace)
+		evicted, age := r.index.Pressure(s.replica.Slot, total-hit)
+		oldest = max(oldest, age)
+		r.candidates[i] = Candidate{
+			Hash: s.replica.Hash, Wait: wait, Work: pace * work(hit, total-hit), Cached: hit,
+			Evicted: pace * work(0, evicted), age: age,
+			InFlight: s.queued + s.decoding, Pace: pace, Penalty: s.penaltyAt(now),
+			Busy: s.busy,
+		}
+		if missing := int(shared.Shared) - hit; missing > r.index.Block(s.replica.Slot) {
+			r.candidates[i].Missing = pace * work(hit, missing)
+		} else if shared.Branches > 0 {
+			holders++
+			fleet.Held += s.busy
+		}
+		fleet.Load += s.loadAt(now) / float64(len(r.chosen))
+		fleet.MinWait = min(fleet.MinWait, wait)
+	}
+	for i := range r.candidates[:len(r.chosen)] {
+		c := &r.candidates[i]
+		c.Evicted *= 1 - float64(c.age)/float64(max(1, oldest))
+	}
+	if holders > 0 {
+		fleet.Held /= float64(holders)
+	}
+	policy := req.Policy
+	if policy == nil {
+		policy = r.policy
+	}
+	choice, why := r.choose(policy, fleet, req, previous, now)
+	l := r.reserve(req, m, r.chosen[choice], &r.candidates[choice], total, now)
+	l.why = why
+	if req.Session != 0 {
+		r.sessions.put(req.Session, session{slot: l.slot.replica.Slot, at: now})
+	}
+	return l, nil
+}
+
+// fleetPace returns the median pace, not older than a second.
+func (r *Router) fleetPace(now time.Time) float64 {
+	if r.pace > 0 && now.Sub(r.paced) < time.Second {
+		return r.pace
+	}
+	r.paces = r.paces[:0]
+	for _, s := range r.slots {
+		if s != nil && s.samples > 0 {
+			r.paces = append(r.paces, s.pace)
+		}
+	}
+	r.pace, r.paced = 1, now
+	if n := len(r.paces); n > 0 {
+		slices.Sort(r.paces)
+		r.pace = math.Sqrt(r.paces[(n-1)/2] * r.paces[n/2])
+	}
+	return r.pace
+}
+
+// gather leaves the replicas that can take the request in r.chosen.
+func (r *Router) gather(req *Request) {
+	r.chosen = r.chosen[:0]
+next:
+	for _, rep := range req.Model.Replicas {
+		for _, tried := range req.Tried {
+			if rep == tried {
+				continue next
+			}
+		}
+		if rep.Ready() {
+			r.chosen = append(r.chosen, r.slot(rep))
+		}
+	}
+	for len(r.candidates) < len(r.chosen) {
+		r.candidates = append(r.candidates, Candidate{})
+	}
+}
+
+// slot returns the state of a replica, made when it is first seen.
+func (r *Router) slot(rep *replica.Replica) *slot {
+	for len(r.slots) <= rep.Slot {
+		r.slots = append(r.slots, nil)
+		r.cached = append(r.cached, 0)
+		r.answers = append(r.answers, 0)
+		r.cuts = append(r.cuts, -1)
+		r.matches = append(r.matches, prefix.Match{})
+	}
+	if r.slots[rep.Slot] == nil {
+		r.slots[rep.Slot] = newSlot(rep)
+	}
+	return r.slots[rep.Slot]
+}
+
+func (r *Router) model(m *replica.Model) *modelState {
+	for len(r.models) <= m.Index {
+		r.models = append(r.models, modelState{factor: 1, carry: 1})
+	}
+	return &r.models[m.Index]
+}
+
+// factor is what a chain's own count of tokens is multiplied with.
+func (m *modelState) factorOf(c *prefix.Chain) float64 {
+	if c.Exact {
+		return 1
+	}
+	return m.factor
+}
+
+// lookup leaves in r.cached what each slot holds of the prompt, and returns how
+// many tokens the prompt has, with what is known of it if it is but one.
+func (r *Router) lookup(req *Request, m *modelState, previous *session) (total int, known prefix.Known) {
+	clear(r.cached)
+	clear(r.answers)
+	unchained := req.Prompt.Tokens
+	for i := range req.Prompt.Chains {
+		c := &req.Prompt.Chains[i]
+		factor := m.factorOf(c)
+		known = r.index.Find(c, r.matches)
+		for s := range r.matches {
+			match := &r.matches[s]
+			r.cuts[s] = match.Cut
+			if match.Cut < 0 {
+				continue
+			}
+			r.cached[s] += int(match.Tokens)
+			if match.Answer > 0 {
+				answer := factor * float64(c.AnswerAfter(match.Cut))
+				r.answers[s] = int(m.carry * min(float64(match.Answer), answer))
+				r.cached[s] += r.answers[s]
+			}
+		}
+		total += int(known.Tokens) + int(factor*float64(c.Tokens-c.UpTo(known.Cut)))
+		unchained -= int(c.Tokens)
+	}
+	total += int(m.factor * float64(unchained))
+	if previous != nil {
+		total += previous.tokens
+		r.cached[previous.slot] += previous.tokens
+	}
+	if len(req.Prompt.Chains) != 1 {
+		known = prefix.Known{}
+	}
+	return max(1, total), known
+}
+
+// usable returns how many of the tokens that a replica holds a request can use:
+// the engine computes the last one in any case, and it reuses whole blocks.
+func (r *Router) usable(s *slot, held, total int) int {
+	block := r.index.Block(s.replica.Slot)
+	return max(0, min(held, total-1)/block*block)
+}
+
+// choose returns which of r.chosen takes the request. What a request continues,
+// and the session it belongs to, come before the policy.
+func (r *Router) choose(policy Policy, f Fleet, req *Request, previous *session, now time.Time) (int, Reason) {
+	candidates := r.candidates[:len(r.chosen)]
+	if previous != nil {
+		if i := r.indexOf(previous.slot); i >= 0 {
+			return i, Session // its memory is in that process alone
+		}
+	}
+	if len(candidates) == 1 {
+		return 0, Only
+	}
+	if s := r.sessions.get(req.Session, now); s != nil && policy == Policy(byPrefix{}) {
+		if i := r.indexOf(s.slot); i >= 0 && candidates[i].Wait+candidates[i].Penalty <= f.MinWait+r.cfg.SessionSlack.Seconds() {
+			return i, Session
+		}
+	}
+	return policy.Choose(f, candidates)
+}
+
+func (r *Router) indexOf(slot int) int {
+	for i, s := range r.chosen {
+		if s.replica.Slot == slot {
+			return i
+		}
+	}
+	return -1
+}
+
+// Told takes what a replica says of its cache.
+func (r *Router) Told(rep *replica.Replica, f replica.Facts) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.slot(rep)
+	r.index.SetSlot(rep.Slot, f.BlockSize, f.Blocks-nullBlocks)
+}
+
+// nullBlocks is how many of its blocks vLLM keeps for itself.
+const nullBlocks = 1
+
+// Emptied takes notice that a replica's cache holds nothing any more.
+func (r *Router) Emptied(rep *replica.Replica) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.index.Reset(rep.Slot)
+}
+
+// State is what the router believes about one replica.
+type State struct {
+	Replica       *replica.Replica
+	InFlight      int     // requests it was given that are not done
+	Decoding      int     // of these, the prefilled ones
+	PendingTokens int     // uncached prompt tokens not prefilled yet
+	Wait          float64 // seconds a new request would wait
+	Pace          float64 // seconds it takes for a second of reference work
+	Penalty       float64 // seconds
+	HeldBlocks    int64   // of KV cache, by prefixes
+	Capacity      int64   // blocks believed to be there for prefixes
+}
+
+// States returns the state of every replica that was seen, by slot.
+func (r *Router) States(now time.Time) []State {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []State
+	for _, s := range r.slots {
+		if s == nil {
+			continue
+		}
+		out = append(out, State{
+			Replica: s.replica, InFlight: s.queued + s.decoding, Decoding: s.decoding, PendingTokens: s.tokens, Wait: s.wait(now), Pace: s.pace,
+			Penalty: s.penaltyAt(now), HeldBlocks: r.index.Blocks(s.replica.Slot), Capacity: r.index.Capacity(s.replica.Slot),
+		})
+	}
+	return out
+}
+
+// IndexBytes returns the memory that the index takes.
+func (r *Router) IndexBytes() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.index.Bytes()
+}

@@ -21,32 +21,52 @@ type Event struct {
 	Usage     Usage // valid if UsageSeen
 	UsageSeen bool
 	Failed    bool   // an error object, or a failed response
-	Aborted   bool   // finish_reason abort: the engine gave the request up
+	Aborted   bool   // the engine gave the request up
 	Last      bool   // the format's closing event
-	Preamble  bool   // it came before the engine began (responses only)
+	Preamble  bool   // it came before the engine began, or tells nothing of it
 	ID        string // the response's id (responses only)
 }
 
 // Done is the payload that closes OpenAI's streams.
 const Done = "[DONE]"
 
-// notable are the quoted words without which an event can only carry content.
-// They cannot stand unescaped inside a string, so a miss is certain.
-var notable = [...][]byte{[]byte(`"usage"`), []byte(`"error"`), []byte(`"abort"`), []byte(`"response"`), []byte(`"message_stop"`)}
-
 // Notable reports whether an event can say more than that content was generated.
-// It lets a reader who has seen the first token pass over the others unread.
+// It lets a reader who has seen the first token pass over the others unread. What
+// else there is to say stands behind one of a few quoted words. A quote cannot
+// stand unescaped inside a string, so none is missed; and letters that are written
+// as escapes make an event notable, whatever they spell.
 func Notable(data []byte) bool {
 	if len(data) > 0 && data[0] != '{' {
 		return true
 	}
-	for _, word := range notable {
-		if bytes.Contains(data, word) {
+	for rest := data; ; {
+		i := bytes.IndexByte(rest, '"')
+		if i < 0 || i+1 == len(rest) {
+			return bytes.Contains(data, letter)
+		}
+		rest = rest[i+1:]
+		word := ""
+		switch rest[0] {
+		case 'u':
+			word = `usage"`
+		case 'e':
+			word = `error"`
+		case 'a':
+			word = `abort"`
+		case 'r':
+			word = `response"`
+		case 'm':
+			word = `message_stop"`
+		default:
+			continue
+		}
+		if len(rest) >= len(word) && string(rest[:len(word)]) == word {
 			return true
 		}
 	}
-	return false
 }
+
+var letter = []byte(`\u`)
 
 // ParseEvent reads the payload of one stream event, in any of the endpoints'
 // formats. What is not JSON, or is none of them, is an event that says nothing.
@@ -60,7 +80,7 @@ func ParseEvent(data []byte) Event {
 	if s.Kind() != jsonscan.Object {
 		return e
 	}
-	delta, kind := false, ""
+	kind, delta, named, responded, unreasoned := "", false, false, false, false
 	s.Enter()
 	for name, ok := s.Member(); ok; name, ok = s.Member() {
 		switch string(name) {
@@ -74,9 +94,14 @@ func ParseEvent(data []byte) Event {
 		case "type":
 			kind = str(&s)
 		case "delta":
-			delta = content(&s)
-		case "response", "message":
-			e.object(&s)
+			delta, unreasoned = content(&s)
+		case "content_block", "item":
+			named, _ = content(&s)
+		case "response":
+			responded = s.Kind() == jsonscan.Object
+			e.response(&s)
+		case "message":
+			e.message(&s)
 		default:
 			s.Skip()
 		}
@@ -86,14 +111,24 @@ func ParseEvent(data []byte) Event {
 	}
 	switch kind {
 	case "response.output_text.delta", "response.reasoning_text.delta", "response.reasoning_summary_text.delta",
-		"response.reasoning_part.delta", "response.function_call_arguments.delta", "response.mcp_call_arguments.delta",
+		"response.function_call_arguments.delta", "response.custom_tool_call_input.delta", "response.mcp_call_arguments.delta",
 		"response.refusal.delta", "response.code_interpreter_call_code.delta", "content_block_delta":
 		e.Token = e.Token || delta
+	case "response.output_item.added", "content_block_start": // a call's name is generated before its arguments
+		e.Token = e.Token || named
 	case "response.created", "response.queued", "response.in_progress":
+		e.Preamble = responded
+	case "ping":
 		e.Preamble = true
-	case "response.completed", "response.incomplete", "message_stop":
+	case "response.completed", "response.incomplete":
+		e.Last = responded
+	case "response.failed":
+		e.Failed, e.Last = e.Failed || responded, responded
+	case "message_delta": // an abort has no name in this format: vLLM sends no reason at all
+		e.Aborted = e.Aborted || unreasoned && e.UsageSeen
+	case "message_stop":
 		e.Last = true
-	case "response.failed", "error":
+	case "error":
 		e.Failed, e.Last = true, true
 	}
 	return e
@@ -115,6 +150,8 @@ func ParseAnswer(body []byte) Event {
 			e.usage(&s)
 		case "id":
 			e.ID = str(&s)
+		case "status":
+			e.status(&s)
 		case "error":
 			e.Failed = e.Failed || s.Kind() != jsonscan.Null
 			s.Skip()
@@ -142,8 +179,9 @@ func (e *Event) choices(s *jsonscan.Scanner) {
 		s.Enter()
 		for name, ok := s.Member(); ok; name, ok = s.Member() {
 			switch string(name) {
-			case "delta":
-				e.Token = content(s) || e.Token
+			case "delta", "message":
+				some, _ := content(s)
+				e.Token = some || e.Token
 			case "text":
 				e.Token = filled(s) || e.Token
 			case "finish_reason":
@@ -155,24 +193,27 @@ func (e *Event) choices(s *jsonscan.Scanner) {
 	}
 }
 
-// content reports whether a delta holds anything that was generated. A role, an
-// empty string, null or an empty list is nothing.
-func content(s *jsonscan.Scanner) bool {
+// content reports whether a delta, or another piece of an answer, holds anything
+// that was generated: a role, an empty string, null or an empty list is nothing.
+// It also tells a stop_reason that is there but null.
+func content(s *jsonscan.Scanner) (found, unreasoned bool) {
 	if s.Kind() != jsonscan.Object {
-		return filled(s)
+		return filled(s), false
 	}
-	found := false
 	s.Enter()
 	for name, ok := s.Member(); ok; name, ok = s.Member() {
 		switch string(name) {
 		case "content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call", "audio", // chat
-			"text", "thinking", "partial_json": // messages
+			"text", "thinking", "partial_json", "name": // messages; name of responses, too
 			found = filled(s) || found
+		case "stop_reason":
+			unreasoned = s.Kind() == jsonscan.Null
+			s.Skip()
 		default:
 			s.Skip()
 		}
 	}
-	return found
+	return found, unreasoned
 }
 
 // filled takes a value and reports whether it is not empty and not null.
@@ -200,9 +241,8 @@ func filled(s *jsonscan.Scanner) bool {
 	return false
 }
 
-// object reads the response inside a responses event, or the message inside a
-// messages event.
-func (e *Event) object(s *jsonscan.Scanner) {
+// response reads the response inside an event of the responses format.
+func (e *Event) response(s *jsonscan.Scanner) {
 	if s.Kind() != jsonscan.Object {
 		s.Skip()
 		return
@@ -212,9 +252,37 @@ func (e *Event) object(s *jsonscan.Scanner) {
 		switch string(name) {
 		case "id":
 			e.ID = str(s)
+		case "status":
+			e.status(s)
 		case "usage":
 			e.usage(s)
 		default:
+			s.Skip()
+		}
+	}
+}
+
+// status reads the status of a response.
+func (e *Event) status(s *jsonscan.Scanner) {
+	switch str(s) {
+	case "failed":
+		e.Failed = true
+	case "cancelled":
+		e.Aborted = true
+	}
+}
+
+// message reads the message inside an event of the messages format.
+func (e *Event) message(s *jsonscan.Scanner) {
+	if s.Kind() != jsonscan.Object {
+		s.Skip()
+		return
+	}
+	s.Enter()
+	for name, ok := s.Member(); ok; name, ok = s.Member() {
+		if string(name) == "usage" {
+			e.usage(s)
+		} else {
 			s.Skip()
 		}
 	}
@@ -229,12 +297,14 @@ func (e *Event) usage(s *jsonscan.Scanner) {
 		return
 	}
 	var u Usage
-	extra := 0 // Anthropic's parts of the prompt that input_tokens does not count
+	input, cached, created := 0, 0, 0 // Anthropic's three parts of a prompt; elsewhere input is all of it
 	s.Enter()
 	for name, ok := s.Member(); ok; name, ok = s.Member() {
 		switch string(name) {
-		case "prompt_tokens", "input_tokens":
+		case "prompt_tokens":
 			u.Prompt = count(s)
+		case "input_tokens":
+			input = count(s)
 		case "completion_tokens", "output_tokens":
 			u.Completion = count(s)
 		case "prompt_tokens_details", "input_tokens_details":
@@ -255,15 +325,17 @@ func (e *Event) usage(s *jsonscan.Scanner) {
 				s.Skip()
 				continue
 			}
-			u.Cached, u.CachedKnown = count(s), true
-			extra += u.Cached
+			cached = count(s)
+			u.Cached, u.CachedKnown = cached, true
 		case "cache_creation_input_tokens":
-			extra += count(s)
+			created = count(s)
 		default:
 			s.Skip()
 		}
 	}
-	u.Prompt += extra
+	if u.Prompt == 0 {
+		u.Prompt = input + cached + created
+	}
 	if s.Err() == nil && (u.Prompt > 0 || u.Completion > 0) {
 		e.Usage, e.UsageSeen = u, true
 	}

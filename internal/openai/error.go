@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -36,6 +37,30 @@ func (e *Error) Write(w http.ResponseWriter) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(e.Status)
 	_, _ = w.Write(body) // the client has gone if this fails
+}
+
+// Event returns the error as an event of a stream, in the form that clients of
+// the endpoint look for once the status is out.
+func (e *Error) Event(endpoint Endpoint) []byte {
+	data := e.JSON()
+	switch endpoint {
+	case Messages: // Anthropic's clients go by the event's name
+		return slices.Concat([]byte("event: error\ndata: {\"type\":\"error\","), data[1:], []byte("\n\n"))
+	case Responses:
+		var flat struct {
+			Error map[string]any `json:"error"`
+		}
+		if err := json.Unmarshal(data, &flat); err != nil {
+			panic("BUG: an error's own JSON must be readable: " + err.Error())
+		}
+		flat.Error["type"] = "error"
+		body, err := json.Marshal(flat.Error)
+		if err != nil {
+			panic("BUG: an error must be representable as JSON: " + err.Error())
+		}
+		return slices.Concat([]byte("event: error\ndata: "), body, []byte("\n\n"))
+	}
+	return slices.Concat([]byte("data: "), data, []byte("\n\n"))
 }
 
 // JSON returns the error's body, {"error":{…}}.

@@ -37,7 +37,7 @@ type Request struct {
 	// previous_response_id, "" when absent.
 	User, Session, Previous string
 	// ReadsNoCache is true for requests that the engine computes without looking
-	// into its prefix cache (prompt_logprobs).
+	// into its prefix cache: those that ask for log probabilities of their prompt.
 	ReadsNoCache bool
 
 	Prompt Prompt
@@ -53,20 +53,22 @@ type Prompt struct {
 	// Continue is true when the prompt ends inside its last message
 	// (continue_final_message, or add_generation_prompt false).
 	Continue bool
-	// Head holds, by [HeadMember], every other member that changes the rendered
-	// prompt as a whole.
+	// Head holds every other member that changes the rendered prompt as a whole, in
+	// an order of its own.
 	Head [len(headNames)][]byte
 }
 
 // headNames are the members, beside tools and turns, from which the engines
 // render a prompt (vLLM 0.32: chat_completion/protocol.py, responses/protocol.py,
 // anthropic/protocol.py). What a chat template does with them is its own
-// business, so any of them may change the prompt from its first token on.
+// business, so any of them may change the prompt from its first token on. Their
+// order is part of a prompt's identity: add at the end.
 var headNames = [...]string{
 	"chat_template", "chat_template_kwargs", "documents", "tool_choice",
 	"reasoning_effort", "reasoning", "thinking", "response_format", "text",
 	"truncate_prompt_tokens", "truncation_side", "truncation", "add_special_tokens",
 	"mm_processor_kwargs", "media_io_kwargs", "previous_input_messages", "prompt_embeds",
+	"output_config",
 }
 
 // Parse reads body as a request to endpoint. The error is an [*Error] with
@@ -82,6 +84,7 @@ func Parse(endpoint Endpoint, body []byte) (Request, error) {
 		}
 		return r, badRequest("the request body must be a JSON object", "")
 	}
+	echo, logprobs := false, false
 	s.Enter()
 	for name, ok := s.Member(); ok; name, ok = s.Member() {
 		switch string(name) {
@@ -95,9 +98,14 @@ func Parse(endpoint Endpoint, body []byte) (Request, error) {
 			r.Session = str(&s)
 		case "previous_response_id":
 			r.Previous = str(&s)
-		case "prompt_logprobs":
-			n, isInt := s.Int()
-			r.ReadsNoCache = isInt && n != 0
+		case "prompt_logprobs": // 0 is a request, too
+			r.ReadsNoCache = s.Kind() != jsonscan.Null && (endpoint == Chat || endpoint == Completions)
+			s.Skip()
+		case "echo":
+			echo = s.Bool()
+		case "logprobs":
+			logprobs = s.Kind() != jsonscan.Null
+			s.Skip()
 		default:
 			if endpoint == Other {
 				s.Skip()
@@ -108,6 +116,9 @@ func Parse(endpoint Endpoint, body []byte) (Request, error) {
 	}
 	if err := s.End(); err != nil {
 		return r, badRequest(err.Error(), "")
+	}
+	if echo && (endpoint == Chat || endpoint == Completions && logprobs) {
+		r.ReadsNoCache = true
 	}
 	return r, r.Prompt.check(endpoint)
 }

@@ -11,6 +11,7 @@ package prefix
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -161,7 +162,7 @@ func (b *builder) cut() {
 	}
 	b.since = 0
 	if len(b.chain.Cuts) < maxCuts {
-		b.chain.Cuts = append(b.chain.Cuts, Cut{Hash(b.digest.Sum64()), int32(b.units / unit)})
+		b.chain.Cuts = append(b.chain.Cuts, Cut{Hash(b.digest.Sum64()), b.tokens()})
 	}
 }
 
@@ -171,8 +172,13 @@ func (b *builder) finish() {
 	if !b.chain.Exact {
 		b.units += perPrompt
 	}
-	b.chain.Tokens = int32(min(b.units/unit, 1<<30))
+	b.chain.Tokens = b.tokens()
 }
+
+// maxTokens is more than any engine takes, and leaves room for factors.
+const maxTokens = 1 << 27
+
+func (b *builder) tokens() int32 { return int32(min(b.units/unit, maxTokens)) }
 
 // UpTo returns the chain's own count of tokens up to a cut, 0 for none.
 func (c *Chain) UpTo(cut int32) int32 {
@@ -185,10 +191,11 @@ func (c *Chain) UpTo(cut int32) int32 {
 // AnswerAfter returns the chain's own count of tokens in the generated messages
 // that begin after a cut, 0 if none do.
 func (c *Chain) AnswerAfter(cut int32) int32 {
-	for i := len(c.Answers) - 1; i >= 0; i-- {
-		if a := c.Answers[i]; a.Begin == cut {
+	for _, a := range slices.Backward(c.Answers) {
+		if a.Begin == cut {
 			return c.UpTo(a.End) - c.UpTo(a.Begin)
-		} else if a.Begin < cut {
+		}
+		if a.Begin < cut {
 			break
 		}
 	}

@@ -73,6 +73,12 @@ func (p *Prompt) Read(r *openai.Request) error {
 	return p.err
 }
 
+// Reset lets go of the last request, whose spans the memory still holds.
+func (p *Prompt) Reset() {
+	clear(p.members[:cap(p.members)])
+	p.Chains, p.Tokens, p.Home = p.Chains[:0], 0, 0
+}
+
 // check keeps the error of a scanner that has walked a value to its end.
 func (p *Prompt) check(s *jsonscan.Scanner) {
 	if err := s.End(); err != nil && p.err == nil {

@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"math"
+	"slices"
 	"unsafe"
 )
 
@@ -125,6 +126,13 @@ func (x *Index) grow(s int) {
 	}
 }
 
+// Generation changes with every [Index.Reset] of a slot: what was reserved in an
+// earlier one is gone, and must not be confirmed or undone in this one.
+func (x *Index) Generation(s int) uint16 {
+	x.grow(s)
+	return x.slots[s].generation
+}
+
 // Block returns the slot's block size in tokens.
 func (x *Index) Block(s int) int {
 	x.grow(s)
@@ -200,8 +208,10 @@ func (x *Index) at(c *Chain, i int) (id int32, k int) {
 // the chain's own times factor.
 func (x *Index) Reserve(c *Chain, s int, factor float64) {
 	x.touch(c, s, factor, func(g *segment) {
+		if g.pending == 0 { // else the last touch is one of those under way
+			g.before = g.stamp
+		}
 		g.pending++
-		g.before = g.stamp
 	})
 }
 
@@ -221,9 +231,9 @@ func (x *Index) touch(c *Chain, s int, factor float64, mark func(*segment)) {
 	x.insert(c, factor)
 	x.clock++
 	t := &x.slots[s]
-	for i := len(x.path) - 1; i >= 0; i-- {
-		id := x.segmentOf(x.path[i].edge, s)
-		g, e := x.segs.get(id), x.edges.get(x.path[i].edge)
+	for _, st := range slices.Backward(x.path) {
+		id := x.segmentOf(st.edge, s)
+		g, e := x.segs.get(id), x.edges.get(st.edge)
 		if g.depth < int32(len(e.hash)) {
 			g.depth, g.answer = int32(len(e.hash)), 0
 		}

@@ -338,6 +338,9 @@ func TestMemoryIsBounded(t *testing.T) {
 
 func soak(t *testing.T, prompts int, limit int64) {
 	x := NewIndex(limit)
+	for s := range 8 {
+		x.SetSlot(s, 16, 1<<30) // so that it is the limit that bounds
+	}
 	c := &Chain{Cuts: make([]Cut, 16)}
 	for i := range prompts {
 		for j := range c.Cuts {
@@ -347,6 +350,9 @@ func soak(t *testing.T, prompts int, limit int64) {
 		if x.Bytes() > limit {
 			t.Fatalf("%d bytes after %d prompts, limit %d", x.Bytes(), i+1, limit)
 		}
+	}
+	if x.Bytes() < limit*9/10 {
+		t.Errorf("%d bytes at the end: the limit of %d was never reached", x.Bytes(), limit)
 	}
 	if x.heldBy(c, (prompts-1)%8) != 16 {
 		t.Error("the newest prompt is not held")
@@ -376,5 +382,36 @@ func BenchmarkFindAndReserve(b *testing.B) {
 				x.Reserve(c, 3, 1)
 			}
 		})
+	}
+}
+
+// TestAShortfallInABurstIsJudgedByTheUseBeforeIt: several requests for one prompt
+// are under way when the first turns out to have found nothing.
+func TestAShortfallInABurstIsJudgedByTheUseBeforeIt(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.SetSlot(0, 16, 1000)
+	gone := chainOf(16, 1, 1)
+	x.Confirm(gone, 0, 1)
+	for i := range 50 {
+		x.Confirm(chainOf(16, 100+i, 7), 0, 1)
+	}
+	for range 3 {
+		x.Reserve(gone, 0, 1)
+	}
+	x.Confirm(gone, 0, 1)
+	x.Shortfall(gone, 0, 0)
+	if got := x.Blocks(0); got != 102 {
+		t.Errorf("%d blocks are left of 102: what was used since was dropped", got)
+	}
+	x.check(t)
+}
+
+// TestWhatWasReservedBeforeAResetTouchesNothingAfterIt is for callers: they see it
+// by the generation.
+func TestWhatWasReservedBeforeAResetTouchesNothingAfterIt(t *testing.T) {
+	x := NewIndex(1 << 30)
+	before := x.Generation(3)
+	if x.Reset(3); x.Generation(3) == before || x.Generation(2) != 0 {
+		t.Error("a reset does not show in its slot alone")
 	}
 }

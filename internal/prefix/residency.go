@@ -1,6 +1,9 @@
 package prefix
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // This file is what happens to what slots hold: touching, charging, evicting,
 // and what real answers teach.
@@ -246,8 +249,8 @@ func (x *Index) followAll(c *Chain, s int) *step {
 func (x *Index) Undo(c *Chain, s int) {
 	x.follow(c, s)
 	t := &x.slots[s]
-	for i := len(x.path) - 1; i >= 0; i-- {
-		id := x.path[i].seg
+	for _, st := range slices.Backward(x.path) {
+		id := st.seg
 		g := x.segs.get(id)
 		g.pending = max(0, g.pending-1)
 		switch {
@@ -366,8 +369,8 @@ func (x *Index) Held(c *Chain, s int) {
 		return
 	}
 	oldest := x.segs.get(t.oldest).stamp
-	for i := len(x.path) - 1; i >= 0; i-- {
-		if before := x.segs.get(x.path[i].seg).before; before != 0 { // the far end of what was held
+	for _, st := range slices.Backward(x.path) {
+		if before := x.segs.get(st.seg).before; before != 0 { // the far end of what was held
 			if before < oldest+(x.clock-oldest)/10 {
 				t.capacity += max(1, t.capacity/50)
 			}

@@ -25,15 +25,21 @@ type Scanner struct {
 	over  bool   // the event is too long
 }
 
-// Reset goes back to a stream's start and keeps OnData and the memory.
+// keepBytes is how much memory a reset keeps.
+const keepBytes = 64 << 10
+
+// Reset goes back to a stream's start and keeps OnData and what memory is usual.
 func (s *Scanner) Reset() {
+	if cap(s.line)+cap(s.data) > keepBytes {
+		s.line, s.data = nil, nil
+	}
 	s.line, s.data = s.line[:0], s.data[:0]
 	s.inner, s.lost, s.some, s.over, s.TooLong = false, false, false, false, 0
 }
 
 // Within reports whether the stream stands inside an event, so that nothing of
 // one's own may be written there.
-func (s *Scanner) Within() bool { return s.inner || s.some }
+func (s *Scanner) Within() bool { return s.inner || s.some || s.over }
 
 // Feed takes the next piece of the stream.
 func (s *Scanner) Feed(piece []byte) {

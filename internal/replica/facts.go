@@ -2,6 +2,10 @@ package replica
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,33 +15,45 @@ import (
 )
 
 // parseFacts reads a vLLM metrics page (vLLM 0.32, v1/metrics/loggers.py). There
-// is one entry for each engine behind the address, by rank; none if the page is
-// not one of vLLM's.
-func parseFacts(page []byte, now time.Time) []Facts {
+// is one entry for each engine behind the address. Engines are labelled by their
+// rank in the whole deployment, but requests name them by their place behind the
+// address, so only the order of the labels matters.
+func parseFacts(page []byte, now time.Time) ([]Facts, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
-	if err != nil && len(families) == 0 {
-		return nil
+	if err != nil {
+		return nil, err // a part of a page could be taken for a restart
 	}
-	var facts []Facts
-	at := func(m *dto.Metric) *Facts {
-		rank := 0
-		if n, err := strconv.Atoi(label(m, "engine")); err == nil && n >= 0 && n < maxRanks {
-			rank = n
+	var engines []int
+	for _, m := range families["vllm:num_requests_running"].GetMetric() {
+		if n := engine(m); !slices.Contains(engines, n) {
+			engines = append(engines, n)
 		}
-		for len(facts) <= rank {
-			facts = append(facts, Facts{At: now})
-		}
-		return &facts[rank]
+	}
+	if len(engines) == 0 {
+		return nil, errors.New("there is no vllm:num_requests_running on the page")
+	}
+	if len(engines) > maxRanks {
+		return nil, fmt.Errorf("there are more than %d engines on the page", maxRanks)
+	}
+	slices.Sort(engines)
+	facts := make([]Facts, len(engines))
+	for i := range facts {
+		facts[i].At = now
 	}
 	each := func(name string, f func(*Facts, *dto.Metric, float64)) {
 		for _, m := range families[name].GetMetric() {
-			f(at(m), m, value(m))
+			if i := slices.Index(engines, engine(m)); i >= 0 {
+				f(&facts[i], m, value(m))
+			}
 		}
 	}
 	each("vllm:cache_config_info", func(f *Facts, m *dto.Metric, _ float64) {
-		f.BlockSize, _ = strconv.Atoi(label(m, "block_size"))
-		f.Blocks, _ = strconv.Atoi(label(m, "num_gpu_blocks"))
+		size, err1 := strconv.ParseInt(label(m, "block_size"), 10, 32) // it may be "None"
+		blocks, err2 := strconv.ParseInt(label(m, "num_gpu_blocks"), 10, 32)
+		if err1 == nil && err2 == nil && size > 0 && blocks > 0 {
+			f.BlockSize, f.Blocks = int(size), int(blocks)
+		}
 	})
 	each("vllm:num_requests_running", func(f *Facts, _ *dto.Metric, v float64) { f.Running += v })
 	each("vllm:num_requests_waiting", func(f *Facts, _ *dto.Metric, v float64) { f.Waiting += v })
@@ -54,11 +70,20 @@ func parseFacts(page []byte, now time.Time) []Facts {
 			facts[i].Start = value(m)
 		}
 	}
-	return facts
+	return facts, nil
 }
 
 // maxRanks bounds how many replicas one address can claim to be.
 const maxRanks = 64
+
+// engine returns the rank that a metric is labelled with, 0 if there is none.
+func engine(m *dto.Metric) int {
+	n, err := strconv.Atoi(label(m, "engine"))
+	if err != nil {
+		return 0
+	}
+	return n
+}
 
 func label(m *dto.Metric, name string) string {
 	for _, l := range m.GetLabel() {
@@ -69,14 +94,19 @@ func label(m *dto.Metric, name string) string {
 	return ""
 }
 
+// value returns a metric's value; what can be no count is 0.
 func value(m *dto.Metric) float64 {
+	v := 0.0
 	switch {
 	case m.Gauge != nil:
-		return m.Gauge.GetValue()
+		v = m.Gauge.GetValue()
 	case m.Counter != nil:
-		return m.Counter.GetValue()
+		v = m.Counter.GetValue()
 	case m.Untyped != nil:
-		return m.Untyped.GetValue()
+		v = m.Untyped.GetValue()
+	}
+	if v >= 0 && v <= math.MaxFloat64 {
+		return v
 	}
 	return 0
 }

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,13 +35,13 @@ type Config struct {
 
 // DefaultConfig returns the settings that suit most fleets.
 func DefaultConfig() Config {
-	return Config{ProbeInterval: 2 * time.Second, ProbeTimeout: 2 * time.Second, ScrapeInterval: 5 * time.Second}
+	return Config{ProbeInterval: 2 * time.Second, ProbeTimeout: 5 * time.Second, ScrapeInterval: 5 * time.Second}
 }
 
 // Validate reports the first setting that cannot work.
 func (c *Config) Validate() error {
 	if len(c.URLs) == 0 {
-		return errors.New("no replicas: name at least one with -replica http://host:port (or replicas: in the file), or try -demo 3")
+		return errors.New("no replicas: name at least one with -replica http://host:port (replica.urls in the file), or try -demo 3")
 	}
 	seen := map[string]bool{}
 	for _, raw := range c.URLs {
@@ -47,15 +49,18 @@ func (c *Config) Validate() error {
 		if err != nil {
 			return err
 		}
-		if seen[u.String()] {
+		if seen[u.Host+u.Path] { // which is the replica's ID, whatever the scheme
 			return fmt.Errorf("replica %s is named twice", raw)
 		}
-		seen[u.String()] = true
+		seen[u.Host+u.Path] = true
 	}
-	for name, d := range map[string]time.Duration{"probe_interval": c.ProbeInterval, "probe_timeout": c.ProbeTimeout, "scrape_interval": c.ScrapeInterval} {
-		if d <= 0 {
-			return fmt.Errorf("%s must be above 0, not %v", name, d)
-		}
+	switch {
+	case c.ProbeInterval <= 0:
+		return fmt.Errorf("probe_interval must be above 0, not %v", c.ProbeInterval)
+	case c.ProbeTimeout <= 0:
+		return fmt.Errorf("probe_timeout must be above 0, not %v", c.ProbeTimeout)
+	case c.ScrapeInterval <= 0:
+		return fmt.Errorf("scrape_interval must be above 0, not %v", c.ScrapeInterval)
 	}
 	return nil
 }
@@ -65,8 +70,14 @@ func parseURL(raw string) (*url.URL, error) {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, fmt.Errorf("replica %q is not a URL like http://host:port", raw)
 	}
-	u.Path = strings.TrimSuffix(u.Path, "/")
-	u.RawQuery, u.Fragment = "", ""
+	if u.User != nil {
+		return nil, fmt.Errorf("replica %s has a user in it, which requests would not bring along: set replica.key (-replica-key) for probes; requests carry the client's own key", u.Redacted())
+	}
+	u.Path = strings.TrimRight(u.Path, "/")
+	if strings.HasSuffix(u.Path, "/v1") {
+		return nil, fmt.Errorf("replica %q is a base URL too long: leave out /v1, which requests bring along", raw)
+	}
+	u.RawPath, u.RawQuery, u.Fragment = "", "", ""
 	return u, nil
 }
 
@@ -96,8 +107,8 @@ type Pool struct {
 	set       atomic.Pointer[Set]
 	mu        sync.Mutex // guards endpoints' models and replicas, and the making of a Set
 	endpoints []*endpoint
-	replicas  []*Replica
-	names     []string // of models, by index
+	replicas  []*Replica // all that ever were, by slot
+	names     []string   // of models, by index less 1
 }
 
 // New returns a pool over the configured replicas, none of them ready yet. Events
@@ -112,6 +123,8 @@ func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
 			DialContext:     (&net.Dialer{Timeout: cfg.ProbeTimeout}).DialContext,
 			IdleConnTimeout: 4 * time.Second, // below the engine's 5 s, whatever the interval
 		},
+		// Requests are not redirected either: an address that only redirects is no replica.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	for _, raw := range cfg.URLs {
 		u, err := parseURL(raw)
@@ -141,51 +154,45 @@ func (p *Pool) Set() *Set { return p.set.Load() }
 
 // Ready reports whether any replica can answer.
 func (p *Pool) Ready() bool {
-	for _, e := range p.endpoints {
-		if e.ready.Load() {
-			return true
-		}
-	}
-	return false
+	return p.Set().any.Ready()
 }
 
 // publish makes a new Set. The caller holds mu, or nobody else has the pool yet.
 func (p *Pool) publish() {
-	set := &Set{Replicas: append([]*Replica(nil), p.replicas...), byName: map[uint64]*Model{}}
-	set.any = &Model{Replicas: set.Replicas}
+	set := &Set{byName: map[uint64]*Model{}, Complete: true}
 	for i, name := range p.names {
 		m := &Model{Name: name, Index: i + 1}
-		for _, e := range p.endpoints {
-			for _, card := range e.models {
-				if card.id == name {
-					m.Card, m.Adapter = card.raw, card.adapter
-					m.Replicas = append(m.Replicas, e.replicas...)
-				}
-			}
-		}
 		set.Models = append(set.Models, m)
 		set.byName[xxhash.Sum64String(name)] = m
 	}
+	for _, e := range p.endpoints {
+		set.Replicas = append(set.Replicas, e.replicas...)
+		if e.models == nil {
+			set.Complete = false
+		} else {
+			set.told += len(e.replicas)
+		}
+		for _, card := range e.models {
+			if m := set.Model(card.id); m != nil {
+				m.Card, m.Adapter = card.raw, card.adapter
+				m.Replicas = append(m.Replicas, e.replicas...)
+			}
+		}
+	}
+	set.any = &Model{Replicas: set.Replicas}
 	p.set.Store(set)
 }
 
-// learn takes an endpoint's models and count of engines.
+// learn takes an endpoint's models and count of engines, 0 if that is not told.
 func (p *Pool) learn(e *endpoint, models []card, ranks int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	same := len(models) == len(e.models) && (ranks == 0 || ranks == len(e.replicas))
-	for i := range models {
-		same = same && models[i].id == e.models[i].id && string(models[i].raw) == string(e.models[i].raw)
-	}
-	if same {
+	same := func(a, b card) bool { return bytes.Equal(a.lasting, b.lasting) }
+	if slices.EqualFunc(models, e.models, same) && (ranks == 0 || ranks == len(e.replicas)) {
 		return
 	}
 	for _, m := range models {
-		known := false
-		for _, name := range p.names {
-			known = known || name == m.id
-		}
-		if !known {
+		if !slices.Contains(p.names, m.id) {
 			p.names = append(p.names, m.id)
 		}
 	}

@@ -3,11 +3,13 @@ package replica
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -26,12 +28,15 @@ type endpoint struct {
 
 	scraped time.Time // the fields below belong to watch
 	failing bool
+	blind   bool // its metrics cannot be read
 	served  bool // it has been ready once
 }
 
+// card is a model's entry in a replica's list.
 type card struct {
 	id      string
 	raw     []byte
+	lasting []byte // raw without what is new each time
 	adapter bool
 }
 
@@ -48,32 +53,32 @@ func (e *endpoint) probeSoon() {
 	}
 }
 
-// setRanks makes the endpoint have n replicas. The caller holds pool.mu, or
-// nobody else has the pool yet.
+// setRanks makes the endpoint have n replicas. One that it had before is the same
+// again. The caller holds pool.mu, or nobody else has the pool yet.
 func (e *endpoint) setRanks(n int) {
-	p := e.pool
+	e.replicas = nil
 	for rank := range n {
 		id := e.url.Host + e.url.Path
-		if n == 1 {
-			rank = -1
-		} else {
+		if n > 1 {
 			id += "/" + strconv.Itoa(rank)
+		} else {
+			rank = -1
 		}
-		var r *Replica
-		for _, old := range p.replicas {
-			if old.ID == id && old.endpoint == e {
-				r = old
-			}
-		}
-		if r == nil {
-			r = newReplica(e, id, len(p.replicas), rank)
-			p.replicas = append(p.replicas, r)
-		}
-		if rank <= 0 {
-			e.replicas = nil
-		}
-		e.replicas = append(e.replicas, r)
+		e.replicas = append(e.replicas, e.pool.replica(e, id, rank))
 	}
+}
+
+// replica returns the endpoint's replica of that id, made if there is none. The
+// caller holds mu, or nobody else has the pool yet.
+func (p *Pool) replica(e *endpoint, id string, rank int) *Replica {
+	for _, r := range p.replicas {
+		if r.ID == id && r.endpoint == e {
+			return r
+		}
+	}
+	r := newReplica(e, id, len(p.replicas), rank)
+	p.replicas = append(p.replicas, r)
+	return r
 }
 
 // watch probes the endpoint until ctx ends.
@@ -131,23 +136,35 @@ func (e *endpoint) probe(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("GET /v1/models: %w", err)
 	}
-	due := !e.ready.Load() || time.Since(e.scraped) >= e.pool.cfg.ScrapeInterval
-	if !due {
+	if e.ready.Load() && time.Since(e.scraped) < e.pool.cfg.ScrapeInterval {
 		e.pool.learn(e, models, 0)
 		return nil
 	}
-	var byRank []Facts
-	if body, err := e.get(ctx, "/metrics", metricsLimit); err == nil {
-		byRank = parseFacts(body, time.Now())
-	}
+	byRank := e.scrape(ctx)
 	e.scraped = time.Now()
-	e.pool.learn(e, models, max(1, len(byRank)))
+	e.pool.learn(e, models, len(byRank))
 	if len(byRank) == 0 && e.served && !e.ready.Load() {
-		e.pool.notify(Event{Kind: Emptied, Replica: e.replicas[0]}) // it may have restarted: nothing tells
+		for _, r := range e.replicas { // it may have restarted: nothing tells
+			e.pool.notify(Event{Kind: Emptied, Replica: r})
+		}
 	}
 	e.tell(byRank)
 	e.served = true
 	return nil
+}
+
+// scrape reads the replica's metrics, and logs when that begins to fail.
+func (e *endpoint) scrape(ctx context.Context) []Facts {
+	body, err := e.get(ctx, "/metrics", metricsLimit)
+	var byRank []Facts
+	if err == nil {
+		byRank, err = parseFacts(body, time.Now())
+	}
+	if err != nil && !e.blind && ctx.Err() == nil {
+		e.pool.log.Warn("replica's metrics cannot be read: what its cache holds is guessed", "replica", e.url.Host, "err", err)
+	}
+	e.blind = err != nil
+	return byRank
 }
 
 // tell publishes facts, and what they show to have happened to the caches.
@@ -155,7 +172,7 @@ func (e *endpoint) tell(byRank []Facts) {
 	for i := range byRank {
 		r, now := e.replicas[i], byRank[i]
 		old := r.facts.Swap(&now)
-		if old == nil || old.BlockSize != now.BlockSize || old.Blocks != now.Blocks {
+		if now.Blocks > 0 && (old == nil || old.BlockSize != now.BlockSize || old.Blocks != now.Blocks) {
 			e.pool.notify(Event{Kind: Told, Replica: r, Facts: now})
 		}
 		if old != nil && emptied(*old, now) {
@@ -185,15 +202,21 @@ func (e *endpoint) get(ctx context.Context, path string, limit int64) ([]byte, e
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, limit))
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("GET %s: %w", path, err)
-	}
-	if resp.StatusCode != http.StatusOK {
+	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
+		return nil, fmt.Errorf("GET %s: status %d: does replica.key hold its API key?", path, resp.StatusCode)
+	case resp.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("GET %s: status %d: %.200s", path, resp.StatusCode, body)
+	case int64(len(body)) == limit:
+		return nil, fmt.Errorf("GET %s: the answer is longer than %d bytes", path, limit)
 	}
 	return body, nil
 }
 
+// parseModels reads a list of models. Each of vLLM's answers has new times and
+// ids of permissions in it, which are not news.
 func parseModels(body []byte) ([]card, error) {
 	var list struct {
 		Data []json.RawMessage `json:"data"`
@@ -204,15 +227,26 @@ func parseModels(body []byte) ([]card, error) {
 	var cards []card
 	for _, raw := range list.Data {
 		var c struct {
-			ID     string  `json:"id"`
-			Parent *string `json:"parent"`
+			ID     string `json:"id"`
+			Parent string `json:"parent"`
 		}
-		if err := json.Unmarshal(raw, &c); err != nil {
+		var members map[string]any
+		if err := errors.Join(json.Unmarshal(raw, &c), json.Unmarshal(raw, &members)); err != nil {
 			return nil, err
 		}
-		if c.ID != "" {
-			cards = append(cards, card{c.ID, raw, c.Parent != nil})
+		if c.ID == "" || slices.ContainsFunc(cards, func(o card) bool { return o.id == c.ID }) {
+			continue
 		}
+		delete(members, "created")
+		delete(members, "permission")
+		lasting, err := json.Marshal(members)
+		if err != nil {
+			return nil, err
+		}
+		cards = append(cards, card{id: c.ID, raw: raw, lasting: lasting, adapter: c.Parent != ""})
+	}
+	if len(cards) == 0 {
+		return nil, errors.New("it lists no models")
 	}
 	return cards, nil
 }

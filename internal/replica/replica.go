@@ -17,7 +17,7 @@ import (
 type Replica struct {
 	ID   string // host:port, with /rank where there are several
 	Hash uint64 // of ID, the same in every gateway
-	Slot int    // small and dense: an index into tables
+	Slot int    // small and dense: an index into tables; never another replica's
 	URL  *url.URL
 	Rank int // the engine's rank behind its address, or -1 if it is the only one
 
@@ -88,18 +88,24 @@ func (m *Model) Ready() bool {
 
 // Set is an immutable view of all replicas and models.
 type Set struct {
-	Replicas []*Replica // by slot
+	Replicas []*Replica // in the order of the configured addresses
 	Models   []*Model
-	any      *Model
-	byName   map[uint64]*Model
+	// Complete is true once every address has told its models: a model that is not
+	// known then is known to nobody.
+	Complete bool
+
+	told   int // replicas whose address has
+	any    *Model
+	byName map[uint64]*Model
 }
 
 // Model returns the model of that name, or nil. With an empty name it returns
-// the first model that all replicas serve and that is no adapter.
+// the first model that all replicas serve, of those that have told, and that is no
+// adapter.
 func (s *Set) Model(name string) *Model {
 	if name == "" {
 		for _, m := range s.Models {
-			if !m.Adapter && len(m.Replicas) == len(s.Replicas) {
+			if !m.Adapter && len(m.Replicas) == s.told {
 				return m
 			}
 		}

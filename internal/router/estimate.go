@@ -51,6 +51,7 @@ type slot struct {
 
 	pace     float64
 	samples  int
+	sampled  time.Time // the last one
 	gap      float64
 	overhead float64
 
@@ -177,24 +178,27 @@ func (s *slot) prefilled(l *Lease, now time.Time) {
 
 // samplePace compares the time since the first event before this one with the
 // work that lay between them. That is time of prefill, not of waiting, since the
-// engine works in order; the time to first token would contain the queue.
+// engine works in order; the time to first token would contain the queue. Whether
+// a prefill counts must not depend on how long it took, or only those that were
+// held up would: it counts if its work should stand out from the overhead.
 func (s *slot) samplePace(l *Lease, now time.Time) {
-	elapsed := now.Sub(s.began(l))
-	if l.state != pending || l != s.head || l.base == 0 || elapsed < sameStep || s.penalized.After(l.at) {
+	elapsed := now.Sub(s.began(l)).Seconds()
+	if l.state != pending || l != s.head || elapsed < sameStep.Seconds() || s.penalized.After(l.at) {
 		return
 	}
-	// Short prefills are mostly overhead, unless the engine is a slow one.
-	if l.uncached < 2048 && elapsed.Seconds() < 8*max(s.overhead, startOverhead) {
+	if l.base*s.pace < 2*max(s.overhead, startOverhead) {
 		return
 	}
-	x := elapsed.Seconds() / l.base
+	if l.idle {
+		elapsed = max(elapsed/4, elapsed-s.overhead)
+	}
 	s.samples++
-	rate := min(0.2, 0.05*float64(l.uncached)/4096)
-	bound := math.Ln2
+	s.sampled = now
+	rate, bound := min(0.2, 0.05*float64(l.uncached)/4096), math.Ln2
 	if s.samples <= 16 { // the first ones find the scale
-		rate, bound = max(rate, 1/float64(s.samples)), math.Log(64)
+		rate, bound = max(rate, 1/float64(s.samples+1)), math.Log(8)
 	}
-	step := math.Log(x / s.pace)
+	step := math.Log(elapsed / l.base / s.pace)
 	s.pace *= math.Exp(rate * min(bound, max(-bound, step)))
 	s.pace = min(maxPace, max(minPace, s.pace))
 }
@@ -204,15 +208,16 @@ func (s *slot) samplePace(l *Lease, now time.Time) {
 // differ by as much. What is beyond it counts in full proportion.
 const paceNoise = 1.5
 
-// steady returns a pace drawn towards the fleet's by the noise of its samples.
-func steady(pace, fleet float64) float64 {
-	switch ratio := pace / fleet; {
-	case ratio > paceNoise:
-		return pace / paceNoise
-	case ratio < 1/paceNoise:
-		return pace * paceNoise
-	}
-	return fleet
+// paceMemory halves what is left of a pace's difference to the fleet's while no
+// prefill samples it: a replica that nobody is sent to for its pace is tried again.
+const paceMemory = 30 * time.Second
+
+// steadyPace returns the pace, drawn towards the fleet's by the noise of samples
+// and by their age.
+func (s *slot) steadyPace(fleet float64, now time.Time) float64 {
+	away := math.Log(s.pace / fleet)
+	away *= math.Exp2(-now.Sub(s.sampled).Seconds() / paceMemory.Seconds())
+	return fleet * math.Exp(math.Copysign(max(0, math.Abs(away)-math.Log(paceNoise)), away))
 }
 
 // reserve counts work in the load.

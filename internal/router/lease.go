@@ -31,6 +31,8 @@ type Lease struct {
 	idle      bool    // the replica had nothing to do
 	answer    int     // of cached, tokens that the replica generated in an earlier turn
 	cut       int32   // the last one of the chain that the replica held, -1 for none
+
+	generation uint16 // of the slot's cache
 }
 
 type state uint8
@@ -46,7 +48,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 	l := &Lease{
 		router: r, slot: s, req: req, at: now, stream: req.Stream,
 		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
-		work: c.Work, wait: c.Wait, idle: s.head == nil && s.decoding == 0,
+		generation: r.index.Generation(s.replica.Slot), work: c.Work, wait: c.Wait, idle: s.head == nil && s.decoding == 0,
 	}
 	l.cut = r.cuts[s.replica.Slot]
 	if c.Cached > 0 {
@@ -91,11 +93,19 @@ func (l *Lease) Prefilled(now time.Time) {
 
 func (l *Lease) confirm() {
 	r := l.router
+	if l.emptied() {
+		return
+	}
 	m := r.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
 		c := &l.req.Prompt.Chains[i]
 		r.index.Confirm(c, l.slot.replica.Slot, m.factorOf(c))
 	}
+}
+
+// emptied reports whether the replica's cache was emptied since the choice.
+func (l *Lease) emptied() bool {
+	return l.router.index.Generation(l.slot.replica.Slot) != l.generation
 }
 
 // End says how a request ended.
@@ -140,16 +150,15 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	}
 	s := l.slot
 	s.count(now)
-	switch {
-	case l.state == decoding:
+	if l.state == decoding {
 		s.decoding--
-	default:
+	} else {
 		s.unlink(l)
 	}
 	l.state = done
 	if o.End == Completed && !o.Prefilled {
 		l.confirm() // an answer that was not streamed
-	} else if !o.Prefilled {
+	} else if !o.Prefilled && !l.emptied() {
 		for i := range l.req.Prompt.Chains {
 			r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot)
 		}
@@ -183,9 +192,18 @@ const (
 	carryRate  = 0.1
 )
 
+// plausible reports whether an engine can have counted so many tokens in a chain.
+// What it says enters numbers that all replicas share.
+func plausible(tokens int, c *prefix.Chain) bool {
+	if c.Exact {
+		return tokens == int(c.Tokens)
+	}
+	return float64(tokens) > minFactor/2*float64(c.Tokens) && float64(tokens) < 2*maxFactor*float64(c.Tokens)
+}
+
 // learn compares what the engine reported with what was believed.
 func (l *Lease) learn(o *Outcome) {
-	if o.Prompt == 0 || len(l.req.Prompt.Chains) != 1 || l.req.Previous != 0 {
+	if len(l.req.Prompt.Chains) != 1 || l.req.Previous != 0 || l.emptied() || !plausible(o.Prompt, &l.req.Prompt.Chains[0]) {
 		return
 	}
 	r, s := l.router, l.slot.replica.Slot
@@ -207,7 +225,7 @@ func (l *Lease) learn(o *Outcome) {
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)
-	held := r.usable(l.slot, r.index.TokensAt(c, l.cut), o.Prompt)
+	held := r.usable(s, r.index.TokensAt(c, l.cut), o.Prompt)
 	tolerance := max(2*block, o.Prompt/16)
 	if l.answer >= block && o.Cached >= held-tolerance {
 		// What is missing may be the answer, which templates may render otherwise.

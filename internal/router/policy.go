@@ -62,7 +62,7 @@ const (
 	LeastWait               // it has the least to do
 	Turn                    // it was its turn
 	Chance                  // at random
-	reasons_                // how many there are
+	reasons                 // how many there are
 )
 
 // String returns the reason's word.
@@ -72,7 +72,7 @@ func (r Reason) String() string {
 
 // Reasons returns every reason, for metrics that are made in advance.
 func Reasons() []Reason {
-	all := make([]Reason, reasons_)
+	all := make([]Reason, reasons)
 	for i := range all {
 		all[i] = Reason(i)
 	}
@@ -146,7 +146,7 @@ func (f *Fleet) sequences(pace, n float64) float64 {
 }
 
 // maxUses bounds how many uses a copy of a shared beginning is reckoned to have.
-const maxUses = 32
+const maxUses = 256
 
 // credit is what the work on a shared beginning pays back. A system prompt that
 // all sessions have makes its first replica the cheapest for every one of them,
@@ -154,7 +154,7 @@ const maxUses = 32
 // later sessions choose; that is worth what the holders are busier than this
 // replica, each time the copy will be used. It never pays more than it costs.
 func (f *Fleet) credit(c *Candidate, weight float64) float64 {
-	if c.Missing == 0 || f.Held <= c.Busy {
+	if c.Missing == 0 || f.Branches == 0 || f.Held <= c.Busy {
 		return 0
 	}
 	uses := float64(min(f.Branches, maxUses))
@@ -214,6 +214,7 @@ func rendezvous(key prefix.Hash, replica uint64) uint64 {
 // seconds of that replica's own pace.
 type leastTokens struct{}
 
+// Choose takes the least busy, among equals one at random.
 func (leastTokens) Choose(f Fleet, c []Candidate) (int, Reason) {
 	best := 0
 	for i := range c {
@@ -226,14 +227,18 @@ func (leastTokens) Choose(f Fleet, c []Candidate) (int, Reason) {
 	return best, LeastWait
 }
 
+// roundRobin takes the replicas in turn.
 type roundRobin struct{}
 
+// Choose takes the next.
 func (roundRobin) Choose(f Fleet, c []Candidate) (int, Reason) {
 	return int(f.Sequence % uint64(len(c))), Turn
 }
 
+// random takes any replica.
 type random struct{}
 
+// Choose takes one.
 func (random) Choose(f Fleet, c []Candidate) (int, Reason) {
 	return int(f.Random % uint64(len(c))), Chance
 }

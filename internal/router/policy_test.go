@@ -96,7 +96,7 @@ func TestReasonsAreNamed(t *testing.T) {
 			t.Errorf("%v: got %v", name, why)
 		}
 	}
-	if len(Reasons()) != int(reasons_) || Reasons()[reasons_-1].String() == "" {
+	if len(Reasons()) != int(reasons) || Reasons()[reasons-1].String() == "" {
 		t.Error("a reason has no name")
 	}
 }

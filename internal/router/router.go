@@ -31,6 +31,8 @@ type Config struct {
 	// many tokens of each answer it is generating would take. Higher spreads more
 	// evenly, lower keeps to caches.
 	DecodeTokens int `yaml:"decode_tokens"`
+	// Seed makes random choices the same in every run; 0 makes them different.
+	Seed uint64 `yaml:"-"`
 }
 
 // DefaultConfig returns the settings that suit most fleets.
@@ -71,8 +73,14 @@ type Request struct {
 	Previous prefix.Hash        // the response that it continues, 0 for none
 }
 
-// slack within which costs are equal, while no other gateway's load is known late.
-const slack = 30 * time.Millisecond
+// Costs within the slack count as equal. It is narrow for prompts that are new: it
+// only hides what is noise of the estimates. A prompt that continues something is
+// worth more where that is held than this one request shows, since it is likely to
+// be continued again: it does not leave for a passing difference.
+const (
+	slack        = 10 * time.Millisecond
+	slackHistory = 80 * time.Millisecond
+)
 
 // Router is safe for concurrent use. Its methods do no I/O and hold its one lock
 // for microseconds.
@@ -86,6 +94,7 @@ type Router struct {
 	models   []modelState // by model index
 	sessions sessions
 	sequence uint64
+	random   *rand.Rand
 	pace     float64   // the median of the slots'
 	paced    time.Time // when it was last taken
 	paces    []float64
@@ -114,7 +123,14 @@ func New(cfg Config) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Router{cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions()}, nil
+	seed := cfg.Seed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	return &Router{
+		cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
+		random: rand.New(rand.NewPCG(seed, 1)),
+	}, nil
 }
 
 // Acquire chooses a replica for the request and reserves it there. The lease must
@@ -128,43 +144,8 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	}
 	m := r.model(req.Model)
 	previous := r.sessions.get(req.Previous, now)
-	total, shared := r.lookup(req, m, previous)
-
-	fleet := Fleet{MinWait: math.Inf(1), Branches: int(shared.Branches), Slack: slack.Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: rand.Uint64(), DecodeTokens: float64(r.cfg.DecodeTokens)}
-	r.sequence++
-	fleetPace := r.fleetPace(now)
-	holders, oldest := 0, uint64(0)
-	for i, s := range r.chosen {
-		s.count(now)
-		hit := 0
-		if !req.NoCache {
-			hit = r.usable(s, r.cached[s.replica.Slot], total)
-		}
-		wait, pace := s.wait(now), steady(s.pace, fleetPace)
-		evicted, age := r.index.Pressure(s.replica.Slot, total-hit)
-		oldest = max(oldest, age)
-		r.candidates[i] = Candidate{
-			Hash: s.replica.Hash, Wait: wait, Work: pace * work(hit, total-hit), Cached: hit,
-			Evicted: pace * work(0, evicted), age: age,
-			InFlight: s.queued + s.decoding, Pace: pace, Penalty: s.penaltyAt(now),
-			Busy: s.busy,
-		}
-		if missing := int(shared.Shared) - hit; missing > r.index.Block(s.replica.Slot) {
-			r.candidates[i].Missing = pace * work(hit, missing)
-		} else if shared.Branches > 0 {
-			holders++
-			fleet.Held += s.busy
-		}
-		fleet.Load += s.loadAt(now) / float64(len(r.chosen))
-		fleet.MinWait = min(fleet.MinWait, wait)
-	}
-	for i := range r.candidates[:len(r.chosen)] {
-		c := &r.candidates[i]
-		c.Evicted *= 1 - float64(c.age)/float64(max(1, oldest))
-	}
-	if holders > 0 {
-		fleet.Held /= float64(holders)
-	}
+	total, known := r.lookup(req, m, previous)
+	fleet := r.assess(req, total, known, now)
 	policy := req.Policy
 	if policy == nil {
 		policy = r.policy
@@ -178,22 +159,76 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	return l, nil
 }
 
-// fleetPace returns the median pace, not older than a second.
+// assess leaves what the request would cost on each of r.chosen in r.candidates.
+func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Time) Fleet {
+	f := Fleet{
+		MinWait: math.Inf(1), Slack: slack.Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: r.random.Uint64(),
+		DecodeTokens: float64(r.cfg.DecodeTokens), Branches: int(known.Branches),
+	}
+	r.sequence++
+	if known.Tokens > known.Shared+prefix.DefaultBlock {
+		// It has a history beyond what many share. Copies of a shared beginning are for
+		// new prompts to make.
+		f.Slack, f.Branches = slackHistory.Seconds(), 0
+	}
+	pace := r.fleetPace(now)
+	holders, oldest := 0, uint64(1)
+	for i, s := range r.chosen {
+		s.count(now)
+		c := &r.candidates[i]
+		*c = Candidate{
+			Hash: s.replica.Hash, Wait: s.wait(now), InFlight: s.queued + s.decoding, Busy: max(s.busy, float64(s.queued+s.decoding)),
+			Pace: s.steadyPace(pace, now), Penalty: s.penaltyAt(now),
+		}
+		if !req.NoCache {
+			c.Cached = min(r.cached[s.replica.Slot], total-1)
+		}
+		c.Work = c.Pace * work(c.Cached, total-c.Cached)
+		var evicted int
+		evicted, c.age = r.index.Pressure(s.replica.Slot, total-c.Cached)
+		c.Evicted = c.Pace * work(0, evicted)
+		oldest = max(oldest, c.age)
+		if missing := int(known.Shared) - c.Cached; missing > r.index.Block(s.replica.Slot) {
+			c.Missing = c.Pace * work(c.Cached, missing)
+		} else {
+			holders++
+			f.Held += c.Busy
+		}
+		f.Load += s.loadAt(now) / float64(len(r.chosen))
+		f.MinWait = min(f.MinWait, c.Wait)
+	}
+	for i := range r.chosen {
+		c := &r.candidates[i]
+		younger := 1 - float64(c.age)/float64(oldest)
+		c.Evicted *= younger * younger * younger * younger
+	}
+	if holders > 0 {
+		f.Held /= float64(holders)
+	}
+	return f
+}
+
+// fleetPace returns the median of the paces that were sampled lately, or for want
+// of such ever. It is not older than a second.
 func (r *Router) fleetPace(now time.Time) float64 {
 	if r.pace > 0 && now.Sub(r.paced) < time.Second {
 		return r.pace
 	}
-	r.paces = r.paces[:0]
-	for _, s := range r.slots {
-		if s != nil && s.samples > 0 {
-			r.paces = append(r.paces, s.pace)
+	r.paced = now
+	for _, within := range [...]time.Duration{paceMemory, math.MaxInt64} {
+		r.paces = r.paces[:0]
+		for _, s := range r.slots {
+			if s != nil && s.samples > 0 && now.Sub(s.sampled) <= within {
+				r.paces = append(r.paces, s.pace)
+			}
+		}
+		if n := len(r.paces); n > 0 {
+			slices.Sort(r.paces)
+			r.pace = math.Sqrt(r.paces[(n-1)/2] * r.paces[n/2])
+			return r.pace
 		}
 	}
-	r.pace, r.paced = 1, now
-	if n := len(r.paces); n > 0 {
-		slices.Sort(r.paces)
-		r.pace = math.Sqrt(r.paces[(n-1)/2] * r.paces[n/2])
-	}
+	r.pace = 1
 	return r.pace
 }
 
@@ -238,7 +273,7 @@ func (r *Router) model(m *replica.Model) *modelState {
 	return &r.models[m.Index]
 }
 
-// factor is what a chain's own count of tokens is multiplied with.
+// factorOf is what a chain's own count of tokens is multiplied with.
 func (m *modelState) factorOf(c *prefix.Chain) float64 {
 	if c.Exact {
 		return 1
@@ -246,7 +281,7 @@ func (m *modelState) factorOf(c *prefix.Chain) float64 {
 	return m.factor
 }
 
-// lookup leaves in r.cached what each slot holds of the prompt, and returns how
+// lookup leaves in r.cached what each slot can reuse for the prompt, and returns how
 // many tokens the prompt has, with what is known of it if it is but one.
 func (r *Router) lookup(req *Request, m *modelState, previous *session) (total int, known prefix.Known) {
 	clear(r.cached)
@@ -256,20 +291,21 @@ func (r *Router) lookup(req *Request, m *modelState, previous *session) (total i
 		c := &req.Prompt.Chains[i]
 		factor := m.factorOf(c)
 		known = r.index.Find(c, r.matches)
+		tokens := int(known.Tokens) + int(factor*float64(c.Tokens-c.UpTo(known.Cut)))
 		for s := range r.matches {
 			match := &r.matches[s]
 			r.cuts[s] = match.Cut
 			if match.Cut < 0 {
 				continue
 			}
-			r.cached[s] += int(match.Tokens)
+			r.answers[s] = 0
 			if match.Answer > 0 {
 				answer := factor * float64(c.AnswerAfter(match.Cut))
 				r.answers[s] = int(m.carry * min(float64(match.Answer), answer))
-				r.cached[s] += r.answers[s]
 			}
+			r.cached[s] += r.usable(s, int(match.Tokens)+r.answers[s], tokens)
 		}
-		total += int(known.Tokens) + int(factor*float64(c.Tokens-c.UpTo(known.Cut)))
+		total += tokens
 		unchained -= int(c.Tokens)
 	}
 	total += int(m.factor * float64(unchained))
@@ -283,10 +319,10 @@ func (r *Router) lookup(req *Request, m *modelState, previous *session) (total i
 	return max(1, total), known
 }
 
-// usable returns how many of the tokens that a replica holds a request can use:
+// usable returns how many of the tokens that a replica holds a prompt can use:
 // the engine computes the last one in any case, and it reuses whole blocks.
-func (r *Router) usable(s *slot, held, total int) int {
-	block := r.index.Block(s.replica.Slot)
+func (r *Router) usable(slot, held, total int) int {
+	block := r.index.Block(slot)
 	return max(0, min(held, total-1)/block*block)
 }
 
@@ -324,7 +360,11 @@ func (r *Router) Told(rep *replica.Replica, f replica.Facts) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slot(rep)
-	r.index.SetSlot(rep.Slot, f.BlockSize, f.Blocks-nullBlocks)
+	blocks := f.Blocks
+	if blocks > 0 {
+		blocks = max(1, blocks-nullBlocks)
+	}
+	r.index.SetSlot(rep.Slot, f.BlockSize, blocks)
 }
 
 // nullBlocks is how many of its blocks vLLM keeps for itself.

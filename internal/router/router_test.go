@@ -3,6 +3,7 @@ package router
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -203,9 +204,6 @@ func TestSessionsUnderOneSystemPromptSpread(t *testing.T) {
 	for _, n := range load {
 		most = max(most, n)
 	}
-	for r, n := range load {
-		t.Log(r.ID, n)
-	}
 	t.Logf("busiest %.2f x the mean, %.1f %% of later turns at home", float64(most)/250, 100*float64(home)/float64(later))
 	if float64(most) > 1.5*250 {
 		t.Errorf("the busiest replica got %d of 1000 requests", most)
@@ -284,7 +282,7 @@ func TestAFrozenReplicaGetsNothingMore(t *testing.T) {
 func TestASlowReplicaIsFoundOut(t *testing.T) {
 	f := newFleet(t, 2)
 	slow := f.model.Replicas[0]
-	for i := range 60 {
+	for i := range 300 {
 		l := f.acquire(&Request{Prompt: f.prompt(conversation(text(16000, uint64(i)), "q")), Stream: true})
 		took := seconds(work(0, l.uncached))
 		if l.Replica() == slow {
@@ -294,11 +292,43 @@ func TestASlowReplicaIsFoundOut(t *testing.T) {
 		l.Prefilled(f.now)
 		l.Done(Outcome{End: Completed, Prefilled: true}, f.now)
 	}
-	if p := f.r.slots[0].pace; p < 3 || p > 5 {
+	if p := f.r.slots[0].pace; p < 2.5 || p > 5 {
 		t.Errorf("pace %.2f, want about 4", p)
 	}
 	if p := f.r.slots[1].pace; p < 0.8 || p > 1.25 {
 		t.Errorf("pace %.2f, want about 1", p)
+	}
+}
+
+func TestOneStallDoesNotMakeAReplicaSlow(t *testing.T) {
+	f := newFleet(t, 2)
+	stalled := f.model.Replicas[0]
+	held := 0
+	for i := range 1000 { // two minutes, in which nobody needs the second replica
+		l := f.acquire(&Request{Prompt: f.prompt(conversation(text(4000, uint64(i)), "q")), Stream: true})
+		took := seconds(work(0, l.uncached))
+		if l.Replica() == stalled {
+			if held++; held == 1 {
+				took *= 30 // once
+			}
+		}
+		f.pass(took)
+		l.Prefilled(f.now)
+		l.Done(Outcome{End: Completed, Prefilled: true}, f.now)
+	}
+	if held < 150 {
+		t.Errorf("the replica that stalled once got %d of 1000 requests", held)
+	}
+}
+
+// TestAReplicaThatWasSlowIsTriedAgain: its pace is not sampled while it gets nothing.
+func TestAReplicaThatWasSlowIsTriedAgain(t *testing.T) {
+	s := newSlot(replica.Virtual("r:80", 0))
+	s.pace, s.samples, s.sampled = 8, 9, epoch
+	for after, want := range map[time.Duration]float64{0: 8 / paceNoise, paceMemory: math.Sqrt(8) / paceNoise, 5 * time.Minute: 1} {
+		if got := s.steadyPace(1, epoch.Add(after)); math.Abs(got-want) > 0.01 {
+			t.Errorf("after %v the pace counts as %.2f, want %.2f", after, got, want)
+		}
 	}
 }
 
@@ -446,4 +476,48 @@ func TestNothingLeaks(t *testing.T) {
 		l.Done(Outcome{End: Canceled}, f.now)
 	}
 	f.idle()
+}
+
+// TestWhatAnEngineCannotHaveCountedTeachesNothing: its numbers are shared by all
+// replicas.
+func TestWhatAnEngineCannotHaveCountedTeachesNothing(t *testing.T) {
+	f := newFleet(t, 2)
+	body := conversation(text(4000, 1), "q")
+	for _, counted := range []int{2_000_000_000, 1} {
+		l := f.acquire(&Request{Prompt: f.prompt(body), Stream: true})
+		l.Prefilled(f.now)
+		l.Done(Outcome{End: Completed, Prefilled: true, Prompt: counted, CachedKnown: true}, f.now)
+		next := f.acquire(&Request{Prompt: f.prompt(body), Stream: true})
+		if prompt, _ := next.Tokens(); prompt < 500 || prompt > 2000 {
+			t.Errorf("after %d tokens were reported, the prompt counts as %d", counted, prompt)
+		}
+		next.Done(Outcome{End: Canceled}, f.now)
+	}
+}
+
+func TestARestartDuringARequestLeavesNothingOfIt(t *testing.T) {
+	f := newFleet(t, 1)
+	a := f.acquire(&Request{Prompt: f.prompt(conversation(text(4000, 1), "a")), Stream: true})
+	f.r.Emptied(a.Replica())
+	b := f.acquire(&Request{Prompt: f.prompt(conversation(text(4000, 1), "b")), Stream: true})
+	a.Prefilled(f.now)
+	a.Done(Outcome{End: Failed}, f.now)
+	b.Done(Outcome{End: Failed}, f.now)
+	c := f.acquire(&Request{Prompt: f.prompt(conversation(text(4000, 1), "c")), Stream: true})
+	if _, cached := c.Tokens(); cached != 0 {
+		t.Errorf("%d tokens are predicted of what nobody computed", cached)
+	}
+	c.Done(Outcome{End: Canceled}, f.now)
+	f.idle()
+}
+
+func TestAReplicaOfOneBlockHoldsNothing(t *testing.T) {
+	f := newFleet(t, 1)
+	f.r.Told(f.model.Replicas[0], replica.Facts{BlockSize: 16, Blocks: 1})
+	for range 2 {
+		l := f.serve(&Request{Prompt: f.prompt(conversation(text(4000, 1), "a"))})
+		if _, cached := l.Tokens(); cached > 16 {
+			t.Errorf("%d tokens predicted", cached)
+		}
+	}
 }

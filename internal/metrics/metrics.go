@@ -19,6 +19,17 @@ const (
 
 var noTokenNames = [noTokenReasons]string{"not_streamed", "canceled", "error", "refused", "no_output"}
 
+// Reasons why an answer that had begun did not end well, for [Target.Broken].
+const (
+	Left       = iota // the client left
+	Reported          // the replica reported an error within it, or gave it up
+	CutOff            // the connection to the replica broke
+	Unfinished        // the stream ended without its last event
+	brokenReasons
+)
+
+var brokenNames = [brokenReasons]string{"canceled", "reported", "cut_off", "unfinished"}
+
 // Hops of a request, for [Metrics.Hop] and [Replica.FirstToken]. They follow one
 // another: together they are the time to first token.
 const (
@@ -58,7 +69,7 @@ type Metrics struct {
 
 	ttft, tpot, e2e, hop         *prometheus.HistogramVec
 	ttftError                    prometheus.Histogram
-	noFirstToken                 *prometheus.CounterVec
+	noFirstToken, broken         *prometheus.CounterVec
 	requests, decisions, retries *prometheus.CounterVec
 	refused                      *prometheus.CounterVec
 	prompt, predicted, cached    *prometheus.CounterVec
@@ -88,10 +99,11 @@ func New(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		ttft:         histogram("warmpath_ttft_seconds", "Time from a request's arrival to the first generated token, of streamed answers.", ttftBuckets, "replica", "model"),
 		tpot:         histogram("warmpath_tpot_seconds", "Time per output token after the first, where the engine reported how many there were.", tpotBuckets, "replica", "model"),
-		e2e:          histogram("warmpath_e2e_seconds", "Time from a request's arrival to the end of its answer.", e2eBuckets, "replica", "model"),
+		e2e:          histogram("warmpath_e2e_seconds", "Time from a request's arrival to the end of its answer, of those that ended well.", e2eBuckets, "replica", "model"),
 		hop:          histogram("warmpath_hop_seconds", "Parts of the time to first token, in their order: read, choose, connect, headers, first_event, first_token (the last by replica).", hopBuckets, "hop", "replica"),
 		Overhead:     plain("warmpath_overhead_seconds", "Time from a request's last byte until it was on its way to a replica.", costBuckets),
 		ttftError:    plain("warmpath_ttft_error_seconds", "Real less predicted time from choice to the end of the prefill.", errorBuckets),
+		broken:       counter("warmpath_broken_total", "Answers that had begun and did not end well, by reason.", "replica", "model", "reason"),
 		noFirstToken: counter("warmpath_no_first_token_total", "Requests without a time to first token, by reason.", "replica", "model", "reason"),
 		requests:     counter("warmpath_requests_total", "Requests by the status that the client got; 499 if it left.", "model", "endpoint", "code"),
 		decisions:    counter("warmpath_decisions_total", "Choices of a replica by policy and reason.", "policy", "reason"),
@@ -134,6 +146,7 @@ type Target struct {
 	*Replica
 	TTFT, TPOT, E2E prometheus.Observer
 	NoFirstToken    [noTokenReasons]prometheus.Counter
+	Broken          [brokenReasons]prometheus.Counter
 }
 
 // Target resolves the metrics of a model on a replica.
@@ -141,6 +154,9 @@ func (m *Metrics) Target(r *Replica, id, model string) *Target {
 	t := &Target{Replica: r, TTFT: m.ttft.WithLabelValues(id, model), TPOT: m.tpot.WithLabelValues(id, model), E2E: m.e2e.WithLabelValues(id, model)}
 	for i, name := range noTokenNames {
 		t.NoFirstToken[i] = m.noFirstToken.WithLabelValues(id, model, name)
+	}
+	for i, name := range brokenNames {
+		t.Broken[i] = m.broken.WithLabelValues(id, model, name)
 	}
 	return t
 }

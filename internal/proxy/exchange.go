@@ -5,13 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"runtime/debug"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -40,15 +40,17 @@ type exchange struct {
 	policy string
 
 	lease  *router.Lease // of the attempt under way, nil between two
+	ended  router.End    // of the last attempt
 	target *metrics.Target
 	meter  meter
 
 	arrived, read, chosen time.Time
 	sent                  time.Time
-	connected             atomic.Int64 // nanoseconds since chosen; written by the transport
-	status                int          // sent to the client, 0 if none was
-	refused               string       // why the gateway itself refused, "" if it did not
-	err                   error        // for the log
+	connected             time.Duration // since chosen; 0 before there is a connection
+	reused                bool          // the connection had carried a request before
+	attempts              int
+	status                int   // sent to the client, 0 if none was
+	err                   error // for the log
 }
 
 func newExchange(p *Proxy) *exchange {
@@ -107,11 +109,17 @@ func (p *Proxy) serve(x *exchange) {
 func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) {
 	x.arrived = time.Now()
 	x.w, x.r, x.endpoint = w, r, endpoint
-	if x.id = r.Header.Get(headerRequestID); x.id == "" {
-		var b [8]byte
-		_, _ = rand.Read(b[:]) // never fails
-		x.id = hex.EncodeToString(b[:])
+	x.id = requestID(r)
+}
+
+// requestID returns the client's name for its request, or makes one.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get(headerRequestID); id != "" {
+		return id
 	}
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 // end gives back everything, in whatever state the request ended.
@@ -128,8 +136,8 @@ func (x *exchange) end() {
 	x.w, x.r, x.body, x.openai, x.model, x.target = nil, nil, nil, openai.Request{}, nil, nil
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
-	x.status, x.refused, x.err, x.policy = 0, "", nil, ""
-	x.prompt.Chains, x.prompt.Tokens, x.prompt.Home = x.prompt.Chains[:0], 0, 0
+	x.attempts, x.connected, x.reused, x.status, x.err, x.policy = 0, 0, false, 0, nil, ""
+	x.prompt.Reset()
 	x.meter.reset()
 	x.p.spare.Put(x)
 }
@@ -140,9 +148,8 @@ func (x *exchange) refuse(reason string, e *openai.Error) {
 		x.status = statusClientGone
 		return
 	}
-	x.refused, x.status, x.err = reason, e.Status, e
-	x.w.Header().Set(headerRequestID, x.id)
-	x.p.refuse(x.w, reason, e)
+	x.status, x.err = e.Status, e
+	x.p.refuse(x.w, x.id, reason, e)
 }
 
 // statusClientGone is what logs and metrics show when the client left before
@@ -214,11 +221,11 @@ func (x *exchange) findModel() bool {
 		return true
 	}
 	switch {
-	case !set.Known():
-		x.refuse("not_ready", unavailable("no replica has answered yet"))
-	case x.openai.Model == "" && x.endpoint == openai.Other:
+	case x.openai.Model == "" && x.endpoint == openai.Other && set.Known():
 		x.model = set.Any()
 		return true
+	case !set.Complete:
+		x.refuse("not_ready", unavailable("the model may be that of a replica which has not answered yet"))
 	case x.openai.Model == "":
 		x.refuse("bad_request", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Param: "model", Message: "you must provide a model: GET /v1/models lists them"})
 	default:
@@ -277,6 +284,7 @@ func (x *exchange) choose() bool {
 		return false
 	}
 	x.lease = lease
+	x.attempts++
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
 	return true
@@ -285,17 +293,35 @@ func (x *exchange) choose() bool {
 // send makes the attempt: it returns the answer's head.
 func (x *exchange) send() (*http.Response, error) {
 	rep := x.lease.Replica()
-	x.connected.Store(0)
+	x.connected, x.reused = 0, false
 	ctx := httptrace.WithClientTrace(x.r.Context(), &httptrace.ClientTrace{GotConn: x.gotConn})
 	resp, err := x.p.transport.RoundTrip(x.outgoing(ctx, rep))
+	for x.reused && unsent(err) && ctx.Err() == nil {
+		resp, err = x.p.transport.RoundTrip(x.outgoing(ctx, rep))
+	}
 	x.sent = time.Now()
+	if err == nil && resp.StatusCode < 200 {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("status %d, which ends no request", resp.StatusCode)
+	}
 	return resp, err
 }
 
-// gotConn is called when the attempt has a connection, in another goroutine if
-// the dial was slow.
-func (x *exchange) gotConn(httptrace.GotConnInfo) {
-	x.connected.CompareAndSwap(0, int64(max(1, time.Since(x.chosen))))
+// unsent reports whether a request could not be written whole. On a kept
+// connection that means that the replica has just closed it. The transport takes
+// the failure for the body's own and does not try the next connection, as it does
+// when reading fails (golang/go#22158).
+func unsent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "write"
+}
+
+// gotConn is called, within RoundTrip, when the attempt has a connection.
+func (x *exchange) gotConn(info httptrace.GotConnInfo) {
+	if x.connected == 0 {
+		x.connected = max(1, time.Since(x.chosen))
+	}
+	x.reused = info.Reused
 }
 
 // outgoing makes the request to a replica: the client's, byte for byte, without
@@ -308,7 +334,7 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	}
 	header := make(http.Header, len(x.r.Header)+3)
 	copyHeader(header, x.r.Header)
-	for _, name := range [...]string{"Accept-Encoding", "Expect", HeaderPolicy} {
+	for _, name := range [...]string{"Expect", HeaderPolicy} {
 		delete(header, name)
 	}
 	header["Accept-Encoding"] = identity
@@ -318,6 +344,9 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	// sending anything. Until a byte of the answer has come, a completion is.
 	if _, ok := header["Idempotency-Key"]; !ok {
 		header["Idempotency-Key"] = nil
+	}
+	if _, ok := header["User-Agent"]; !ok {
+		header["User-Agent"] = nil // else net/http puts its own
 	}
 	if rep.Rank >= 0 {
 		header[headerRank] = []string{strconv.Itoa(rep.Rank)}
@@ -375,8 +404,7 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 		return false
 	case resp != nil:
 		x.meter.retryAfter = retryAfter(resp.Header)
-		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit) // so that the connection can be used again
-		_ = resp.Body.Close()
+		_ = resp.Body.Close() // unread: its end may be long in coming
 		x.target.RetriedBusy.Inc()
 		x.finish(router.Busy)
 		x.meter.retryAfter = 0
@@ -390,7 +418,7 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 			x.refuse("unreachable", &openai.Error{Status: http.StatusBadGateway, Type: "api_error", Code: "replica_unreachable", Message: "the replica did not answer"})
 			return false
 		}
-		if x.connected.Load() == 0 {
+		if x.connected == 0 {
 			x.target.RetriedUnreachable.Inc()
 		} else {
 			x.target.RetriedFailed.Inc()
@@ -400,13 +428,10 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 	return true
 }
 
-// drainLimit is how much of an answer is read only to keep its connection.
-const drainLimit = 64 << 10
-
 // finish ends the lease.
 func (x *exchange) finish(end router.End) {
 	x.lease.Done(x.meter.outcome(end), time.Now())
-	x.lease = nil
+	x.lease, x.ended = nil, end
 }
 
 // account writes the metrics and the log line of a request that is over.
@@ -421,7 +446,7 @@ func (x *exchange) account() {
 	attrs := make([]slog.Attr, 0, 16)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
 	if x.target != nil {
-		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", len(x.req.Tried)+1))
+		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", x.attempts))
 		if !x.meter.firstToken.IsZero() {
 			attrs = append(attrs, slog.Duration("ttft", x.meter.firstToken.Sub(x.arrived)))
 		}

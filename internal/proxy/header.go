@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -20,9 +21,7 @@ var hopByHop = [...]string{
 
 // copyHeader copies what concerns the request or the answer itself.
 func copyHeader(to, from http.Header) {
-	for name, values := range from {
-		to[name] = values
-	}
+	maps.Copy(to, from)
 	for _, list := range from["Connection"] {
 		for name := range strings.SplitSeq(list, ",") {
 			delete(to, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"net/http"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/metrics"
@@ -25,7 +26,8 @@ type meter struct {
 	firstEvent, firstToken, lastOne time.Time
 	events                          int // with tokens
 	usage                           openai.Usage
-	failed, last                    bool
+	failed, last, unfinished        bool
+	batch                           bool // the engine's usage tells of one prompt of several
 	responseID                      string
 	retryAfter                      time.Duration
 
@@ -54,6 +56,7 @@ func (m *meter) begin(x *exchange, status int, stream bool) {
 	m.reads = x.endpoint != openai.Other && status < 300
 	m.replica = x.lease.Replica().ID
 	m.prompt, m.predicted = x.lease.Tokens()
+	m.batch = len(x.prompt.Chains) > 1
 	m.prefill, m.why = x.lease.Predicted(), x.lease.Why()
 }
 
@@ -108,20 +111,21 @@ func (m *meter) understand(e *openai.Event) {
 }
 
 // end is at the answer's regular end, and tells how the request ended.
-func (m *meter) end(status int, stream bool) router.End {
+func (m *meter) end() router.End {
 	switch {
-	case status == 429 || status == 503:
+	case m.status == http.StatusTooManyRequests || m.status == http.StatusServiceUnavailable:
 		return router.Busy
-	case status >= 500:
+	case m.status >= 500:
 		return router.Failed
-	case status >= 400:
+	case m.status >= 400:
 		return router.Rejected
 	}
-	if m.reads && !stream {
+	if m.reads && !m.stream {
 		e := openai.ParseAnswer(m.whole.Bytes())
 		m.understand(&e)
 	}
-	if m.failed {
+	m.unfinished = m.stream && !m.firstEvent.IsZero() && !m.last
+	if m.failed || m.unfinished {
 		return router.Failed
 	}
 	return router.Completed
@@ -153,10 +157,12 @@ func (m *meter) record(x *exchange, now time.Time) {
 	mm := x.p.metrics
 	mm.Hop[metrics.Read].Observe(x.read.Sub(x.arrived).Seconds())
 	mm.Hop[metrics.Choose].Observe(x.chosen.Sub(x.read).Seconds())
-	connect := time.Duration(x.connected.Load())
+	connect := x.connected
 	if connect > 0 {
 		mm.Hop[metrics.Connect].Observe(connect.Seconds())
-		mm.Overhead.Observe((x.chosen.Sub(x.read) + connect).Seconds())
+		if len(x.req.Tried) == 0 {
+			mm.Overhead.Observe((x.chosen.Sub(x.read) + connect).Seconds())
+		}
 		if x.status < 300 && m.x != nil {
 			mm.Hop[metrics.Headers].Observe((x.sent.Sub(x.chosen) - connect).Seconds())
 		}
@@ -177,10 +183,14 @@ func (m *meter) record(x *exchange, now time.Time) {
 			t.TPOT.Observe(m.lastOne.Sub(m.firstToken).Seconds() / float64(n-1))
 		}
 	}
-	if m.reads {
+	switch {
+	case !m.reads:
+	case x.ended == router.Completed:
 		t.E2E.Observe(now.Sub(x.arrived).Seconds())
+	default:
+		t.Broken[m.whyBroken(x)].Inc()
 	}
-	if m.usage.Prompt > 0 {
+	if m.usage.Prompt > 0 && !m.batch {
 		t.Prompt.Add(float64(m.usage.Prompt))
 		if m.usage.CachedKnown {
 			t.Predicted.Add(float64(m.predicted))
@@ -189,6 +199,18 @@ func (m *meter) record(x *exchange, now time.Time) {
 			t.CachedUnreported.Inc()
 		}
 	}
+}
+
+func (m *meter) whyBroken(x *exchange) int {
+	switch {
+	case x.ended == router.Canceled:
+		return metrics.Left
+	case m.failed:
+		return metrics.Reported
+	case m.unfinished:
+		return metrics.Unfinished
+	}
+	return metrics.CutOff
 }
 
 func (m *meter) whyNoToken(x *exchange) int {

@@ -4,18 +4,17 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-
-	"github.com/go-chi/chi/v5"
+	"strings"
 
 	"github.com/warmpath/warmpath/internal/replica"
 )
 
 // models answers with the models of all replicas, each once, as its replica
 // describes it. Models whose replicas are all down are left out.
-func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
+func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
 	set := p.pool.Set()
 	if !set.Known() {
-		p.refuse(w, "not_ready", unavailable("no replica has answered yet"))
+		p.refuse(w, requestID(r), "not_ready", unavailable("no replica has answered yet"))
 		return
 	}
 	body := []byte(`{"object":"list","data":[`)
@@ -35,16 +34,16 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
 
 // model answers with one model. Its name may contain slashes.
 func (p *Proxy) model(w http.ResponseWriter, r *http.Request) {
-	name := chi.URLParam(r, "*")
+	name := strings.TrimPrefix(r.URL.Path, "/v1/models/") // SDKs write a slash in it as %2F, which chi would keep
 	var m *replica.Model
 	if name != "" {
 		m = p.pool.Set().Model(name)
 	}
 	switch {
 	case m == nil:
-		p.refuse(w, "unknown_model", modelNotFound(name))
+		p.refuse(w, requestID(r), "unknown_model", modelNotFound(name))
 	case !m.Ready():
-		p.refuse(w, "not_ready", unavailable(fmt.Sprintf("no replica that serves '%s' is ready", name)))
+		p.refuse(w, requestID(r), "not_ready", unavailable(fmt.Sprintf("no replica that serves '%s' is ready", name)))
 	default:
 		writeJSON(w, m.Card)
 	}

@@ -133,33 +133,39 @@ var passed = []string{
 
 // Handler returns the handler for clients.
 func (p *Proxy) Handler() http.Handler {
-	r := chi.NewRouter()
+	mux := chi.NewRouter()
 	for path, endpoint := range map[string]openai.Endpoint{
 		"/v1/chat/completions": openai.Chat,
 		"/v1/completions":      openai.Completions,
 		"/v1/responses":        openai.Responses,
 		"/v1/messages":         openai.Messages,
 	} {
-		r.Post(path, p.handle(endpoint))
+		mux.Post(path, p.handle(endpoint))
 	}
 	for _, path := range passed {
-		r.Post(path, p.handle(openai.Other))
+		mux.Post(path, p.handle(openai.Other))
 	}
-	r.Get("/v1/responses/{id}", p.handle(openai.Other))
-	r.Post("/v1/responses/{id}/cancel", p.handle(openai.Other))
-	r.Get("/v1/models", p.models)
-	r.Get("/v1/models/*", p.model)
-	r.NotFound(func(w http.ResponseWriter, r *http.Request) {
-		p.refuse(w, "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
+	mux.Get("/v1/responses/{id}", p.handle(openai.Other))
+	mux.Post("/v1/responses/{id}/cancel", p.handle(openai.Other))
+	mux.Get("/v1/models", p.models)
+	mux.Get("/v1/models/*", p.model)
+	mux.NotFound(func(w http.ResponseWriter, r *http.Request) {
+		p.refuse(w, requestID(r), "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
 	})
-	r.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
-		p.refuse(w, "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
+	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		for _, method := range [...]string{http.MethodGet, http.MethodPost} {
+			if mux.Match(chi.NewRouteContext(), method, r.URL.Path) {
+				w.Header().Add("Allow", method)
+			}
+		}
+		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
 	})
-	return r
+	return mux
 }
 
 // refuse answers with an error of the gateway's own.
-func (p *Proxy) refuse(w http.ResponseWriter, reason string, e *openai.Error) {
+func (p *Proxy) refuse(w http.ResponseWriter, id, reason string, e *openai.Error) {
 	p.metrics.Refusal(reason)
+	w.Header().Set(headerRequestID, id)
 	e.Write(w)
 }

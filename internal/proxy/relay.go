@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 func (x *exchange) relay(resp *http.Response) {
 	defer resp.Body.Close()
 	stream := isEventStream(resp.Header)
+	x.err = nil // that of an attempt before
 	x.meter.begin(x, resp.StatusCode, stream)
 	x.meter.retryAfter = retryAfter(resp.Header)
 	x.writeHead(resp, stream)
@@ -34,7 +36,14 @@ func (x *exchange) relay(resp *http.Response) {
 		switch {
 		case err == nil:
 		case err == io.EOF:
-			x.finish(x.meter.end(resp.StatusCode, stream))
+			end := x.meter.end()
+			switch {
+			case x.meter.failed:
+				x.err = errReported
+			case x.meter.unfinished:
+				x.err = errUnfinished
+			}
+			x.finish(end)
 			return
 		case x.r.Context().Err() != nil:
 			x.finish(router.Canceled)
@@ -78,6 +87,12 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 
 var noCache, noBuffering = []string{"no-cache"}, []string{"no"}
 
+// For the log: the status was 200, the answer was not good.
+var (
+	errReported   = errors.New("the replica reported an error within its answer")
+	errUnfinished = errors.New("the replica's stream ended without its last event")
+)
+
 // cutOff ends an answer that the replica broke off, so that the client cannot
 // take it for a whole one.
 func (x *exchange) cutOff(err error, stream bool) {
@@ -85,13 +100,13 @@ func (x *exchange) cutOff(err error, stream bool) {
 	rep := x.lease.Replica()
 	rep.Suspect()
 	x.p.log.Warn("replica broke an answer off", "replica", rep.ID, "request_id", x.id, "err", err)
-	within := x.meter.scanner.Within()
+	within := x.meter.scanner.Within() || !x.meter.reads // nobody watched where events end
 	x.finish(router.Failed)
-	if !stream {
+	if !stream || x.w.Header().Get("Content-Encoding") != "" { // plain text would not be read
 		panic(http.ErrAbortHandler)
 	}
 	e := openai.Error{Type: "api_error", Code: "replica_lost", Message: "the replica broke the answer off"}
-	event := append(append([]byte("data: "), e.JSON()...), "\n\n"...)
+	event := e.Event(x.endpoint)
 	if within {
 		event = append([]byte("\n\n"), event...)
 	}

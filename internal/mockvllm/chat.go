@@ -2,6 +2,7 @@ package mockvllm
 
 import (
 	"encoding/json"
+	"maps"
 	"time"
 )
 
@@ -55,9 +56,7 @@ func decodeChat(body []byte) (req chatRequest, ids []uint32, err error) {
 	}
 	if len(req.ReasoningEffort) > 0 && string(req.ReasoningEffort) != "null" {
 		p.kwargs = map[string]json.RawMessage{"reasoning_effort": req.ReasoningEffort}
-		for k, v := range req.ChatTemplateKwargs {
-			p.kwargs[k] = v
-		}
+		maps.Copy(p.kwargs, req.ChatTemplateKwargs)
 	}
 	for _, m := range req.Messages {
 		t, err := m.turn()

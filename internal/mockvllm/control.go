@@ -204,7 +204,7 @@ func (v *vocabulary) load() {
 		return
 	}
 	v.pieces = map[uint32]string{}
-	for _, w := range strings.Fields(answerWords) {
+	for w := range strings.FieldsSeq(answerWords) {
 		v.pieces[tokenID(w)] = w
 		v.pieces[tokenID(" "+w)] = " " + w
 	}

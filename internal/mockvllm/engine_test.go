@@ -287,7 +287,7 @@ func TestLastRunningIsPreemptedWhenADecodeNeedsABlock(t *testing.T) {
 	if got := l.Counters().Preemptions; got != 1 {
 		t.Errorf("%d preemptions, want 1", got)
 	}
-	if !(l.done[a] < l.done[b] && l.done[b] < l.done[c]) {
+	if l.done[a] >= l.done[b] || l.done[b] >= l.done[c] {
 		t.Errorf("done at %v, %v, %v: the preempted request was overtaken", l.done[a], l.done[b], l.done[c])
 	}
 	if l.tokens[b] != 40 || l.cached[b] != 0 {

@@ -85,8 +85,7 @@ func (s *Server) serve(h func(*exchange) error) http.HandlerFunc {
 		if err == nil {
 			err = h(x)
 		}
-		var e *apiError
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*apiError](err); ok {
 			x.w.Header().Set("Content-Type", "application/json")
 			x.w.WriteHeader(e.status)
 			_, _ = x.w.Write(e.body(x.anthropic))

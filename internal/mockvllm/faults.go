@@ -57,6 +57,7 @@ func (f *Faults) UnmarshalJSON(b []byte) error {
 // duration is a time.Duration written as text.
 type duration time.Duration
 
+// UnmarshalText reads a duration as Go writes it.
 func (d *duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	*d = duration(v)

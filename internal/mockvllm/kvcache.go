@@ -1,5 +1,7 @@
 package mockvllm
 
+import "slices"
+
 // kvCache is vLLM's block pool: every block is either held by sequences (refs > 0) or in one free queue, and in both
 // states it may carry the hash of the tokens it holds. A hash is dropped only when its block is handed out again, so
 // the prefix of a finished request stays until there is pressure.
@@ -89,8 +91,8 @@ func (c *kvCache) commit(b int32, hash uint64) {
 // release drops one reference to each block of a table, tail first: of one sequence the deepest blocks are reused
 // first. Blocks without a hash can never be hit and go to the front of the queue.
 func (c *kvCache) release(table []int32) {
-	for i := len(table) - 1; i >= 0; i-- {
-		k := &c.blocks[table[i]]
+	for _, t := range slices.Backward(table) {
+		k := &c.blocks[t]
 		if k.refs <= 0 {
 			panic("BUG: KV block released twice")
 		}
@@ -98,9 +100,9 @@ func (c *kvCache) release(table []int32) {
 			continue
 		}
 		if k.hashed {
-			c.enqueue(table[i], c.blocks[0].prev)
+			c.enqueue(t, c.blocks[0].prev)
 		} else {
-			c.enqueue(table[i], 0)
+			c.enqueue(t, 0)
 		}
 	}
 }

@@ -104,6 +104,7 @@ func (x *exchange) pooled(model, prefix, object string, data, results any, j *jo
 // texts is one string or several; objects with a text count as their text.
 type texts []string
 
+// UnmarshalJSON reads one text or a list.
 func (t *texts) UnmarshalJSON(b []byte) error {
 	parts, err := contentParts(b)
 	for _, p := range parts {

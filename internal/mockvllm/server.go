@@ -2,6 +2,7 @@ package mockvllm
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -86,9 +87,7 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	finished := make(map[string]uint64, len(s.finished))
-	for k, v := range s.finished {
-		finished[k] = v
-	}
+	maps.Copy(finished, s.finished)
 	return Stats{
 		Counters: s.engine.Counters(),
 		InFlight: int(s.inFlight.Load()),

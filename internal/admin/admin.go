@@ -87,6 +87,8 @@ type Replica struct {
 	Running       float64  `json:"engine_running"`
 	Waiting       float64  `json:"engine_waiting"`
 	CacheUsage    float64  `json:"engine_cache_usage"`
+	Prompt        float64  `json:"engine_prompt_tokens"`
+	Cached        float64  `json:"engine_cached_tokens"` // of the prompt tokens
 }
 
 func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
@@ -101,7 +103,7 @@ func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
 		v := Replica{
 			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, Models: []string{},
 			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,
-			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage,
+			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage, Prompt: f.Prompt, Cached: f.Cached,
 		}
 		if r.Rank >= 0 {
 			v.Rank = &r.Rank

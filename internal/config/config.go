@@ -7,13 +7,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
+	"net"
 	"strings"
 	"time"
-
-	"github.com/goccy/go-yaml"
 
 	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
@@ -63,7 +60,8 @@ func Env(name string) string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// Keys are the file's keys of the flags that have one.
+// keys are the file's keys of the flags that have one. They are the same as the
+// structs' yaml tags, which a test compares.
 var keys = map[string]string{
 	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-timeout": "drain_timeout",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval",
@@ -71,7 +69,7 @@ var keys = map[string]string{
 	"max-body-bytes": "proxy.max_body_bytes", "attempts": "proxy.attempts", "connect-timeout": "proxy.connect_timeout", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
 
-// Key returns the file's key of a flag, "" if it can only be a flag.
+// Key returns the file's key of a flag, "" if it has none.
 func Key(name string) string { return keys[name] }
 
 // Flags returns the flags, bound to c. File gets the value of -config.
@@ -109,6 +107,7 @@ each request where it is answered soonest, given the KV cache that each replica 
   gateway -config warmpath.yaml   # everything below, by the keys in docs/configuration.md
 
 Each flag can be set in the environment too: -probe-interval is %s.
+Flags override the environment, which overrides the file.
 
 `, Env("probe-interval"))
 		fs.PrintDefaults()
@@ -140,68 +139,14 @@ func (l *list) Set(text string) error {
 	return nil
 }
 
-// Load makes the settings from the command's arguments and the environment. It
-// writes usage to out for -h, with [flag.ErrHelp].
-func Load(args []string, env func(string) (string, bool), out io.Writer) (*Config, error) {
-	var path string
-	first := Default().Flags(&path)
-	first.SetOutput(out)
-	if err := first.Parse(args); err != nil {
-		return nil, err
-	}
-	if rest := first.Args(); len(rest) > 0 {
-		return nil, fmt.Errorf("unexpected argument %q: settings are flags, see -h", rest[0])
-	}
-	if path == "" {
-		path, _ = env(Env("config"))
-	}
-
-	c := Default()
-	if path != "" {
-		if err := c.readFile(path); err != nil {
-			return nil, err
-		}
-	}
-	var err error
-	fromEnv := c.Flags(&path)
-	fromEnv.VisitAll(func(f *flag.Flag) {
-		if text, ok := env(Env(f.Name)); ok && f.Name != "config" {
-			if e := f.Value.Set(text); e != nil {
-				err = errors.Join(err, fmt.Errorf("%s=%q: %w", Env(f.Name), text, e))
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	last := c.Flags(&path)
-	last.SetOutput(io.Discard) // errors were shown the first time
-	if err := last.Parse(args); err != nil {
-		return nil, err
-	}
-	return c, c.Validate()
-}
-
-func (c *Config) readFile(path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("read config: %w", err)
-	}
-	if err := c.parse(text); err != nil {
-		return fmt.Errorf("config %s: %w", path, err)
-	}
-	return nil
-}
-
-func (c *Config) parse(text []byte) error {
-	if len(strings.TrimSpace(string(text))) == 0 {
-		return nil
-	}
-	return yaml.UnmarshalWithOptions(text, c, yaml.Strict())
-}
-
 // Validate reports the first setting that cannot work.
 func (c *Config) Validate() error {
+	if err := checkAddress("listen", c.Listen); err != nil {
+		return err
+	}
+	if err := checkAddress("admin", c.Admin); err != nil {
+		return err
+	}
 	if c.Demo < 0 || c.Demo > 64 {
 		return fmt.Errorf("demo must be between 0 and 64, not %d", c.Demo)
 	}
@@ -219,6 +164,13 @@ func (c *Config) Validate() error {
 		if err := check(); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func checkAddress(name, address string) error {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return fmt.Errorf("%s %q is not an address: write host:port, or :port for every address of this host", name, address)
 	}
 	return nil
 }

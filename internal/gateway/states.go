@@ -40,7 +40,9 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	current := map[*replica.Replica]bool{}
 	for _, r := range s.pool.Set().Replicas {
+		current[r] = true
 		up := 0.0
 		if r.Ready() {
 			up = 1
@@ -48,6 +50,9 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 		gauge(replicaUp, up, r.ID)
 	}
 	for _, st := range s.router.States(time.Now()) {
+		if !current[st.Replica] {
+			continue // its address has other engines by now
+		}
 		id := st.Replica.ID
 		gauge(replicaInFlight, float64(st.InFlight), id)
 		gauge(replicaPendingTokens, float64(st.PendingTokens), id)

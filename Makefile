@@ -1,0 +1,46 @@
+# make run    a gateway on :8080 over three mock replicas, or REPLICAS="url url" make run
+# make test   every test; needs Go and nothing else
+# make help   the rest
+
+GO      ?= go
+LISTEN  ?= :8080
+ADMIN   ?= 127.0.0.1:9090
+# The race detector needs a C compiler; without one the tests run without it.
+RACE    ?= $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
+LINT    ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+FUZZ    ?= 10s
+
+.PHONY: help build run test lint e2e bench fuzz clean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
+
+build: ## bin/gateway and bin/mockvllm
+	$(GO) build -trimpath -o bin/ ./cmd/...
+
+run: build ## a gateway over mock replicas, or over REPLICAS
+	bin/gateway -listen $(LISTEN) -admin $(ADMIN) $(if $(REPLICAS),$(foreach url,$(REPLICAS),-replica $(url)),-demo 3)
+
+test: ## every test, with the race detector
+	$(GO) vet ./...
+	$(if $(RACE),,@echo "no C compiler: testing without the race detector")
+	$(GO) test $(RACE) ./...
+
+lint: ## golangci-lint; downloads it on first use
+	$(LINT) run ./...
+
+e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
+	test/vllm/setup.sh
+	$(GO) test -tags e2e -count=1 -v -timeout 20m ./test/e2e/
+
+bench: ## the benchmarks of the request path
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+
+fuzz: ## each fuzz test for FUZZ=10s
+	@for f in $$(grep -rho --include='*_test.go' '^func Fuzz[A-Za-z]*' internal | sed 's/func //' | sort -u); do \
+	  pkg=$$(grep -rl --include='*_test.go' "^func $$f(" internal | head -1 | xargs dirname); \
+	  echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ) ./$$pkg || exit 1; \
+	done
+
+clean: ## removes what build made
+	rm -rf bin

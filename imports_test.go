@@ -1,0 +1,108 @@
+// Package warmpath_test holds the project to its own picture: which package may
+// import which, and that each says what it is for.
+package warmpath_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/warmpath/warmpath/"
+
+// allowed is the picture of docs/architecture.md: what each package may import
+// of the project's own. A package that is not named here may not exist.
+var allowed = map[string][]string{
+	"cmd/gateway":       {"internal/config", "internal/gateway"},
+	"cmd/mockvllm":      {"internal/mockvllm"},
+	"internal/gateway":  {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},
+	"internal/config":   {"internal/proxy", "internal/replica", "internal/router"},
+	"internal/admin":    {"internal/replica", "internal/router"},
+	"internal/proxy":    {"internal/metrics", "internal/openai", "internal/prefix", "internal/replica", "internal/router", "internal/sse"},
+	"internal/router":   {"internal/prefix", "internal/replica"},
+	"internal/prefix":   {"internal/jsonscan", "internal/openai"},
+	"internal/openai":   {"internal/jsonscan"},
+	"internal/jsonscan": {},
+	"internal/replica":  {},
+	"internal/sse":      {},
+	"internal/metrics":  {},
+	"internal/mockvllm": {},
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	seen := map[string]bool{}
+	eachFile(t, func(dir, name string, text []byte) {
+		if strings.HasSuffix(name, "_test.go") || dir == "." || strings.HasPrefix(dir, "test/") {
+			return
+		}
+		seen[dir] = true
+		may, known := allowed[dir]
+		if !known {
+			t.Errorf("%s is in no picture: add it to docs/architecture.md and to this test", dir)
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range file.Imports {
+			path, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module)
+			if ours && !slices.Contains(may, path) {
+				t.Errorf("%s/%s imports %s", dir, name, path)
+			}
+		}
+	})
+	for dir := range allowed {
+		if !seen[dir] {
+			t.Errorf("%s is in the picture but not there", dir)
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
+	documented := map[string]bool{}
+	eachFile(t, func(dir, name string, text []byte) {
+		if strings.HasSuffix(name, "_test.go") {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ParseComments|parser.PackageClauseOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		documented[dir] = documented[dir] || file.Doc != nil
+	})
+	for dir, is := range documented {
+		if !is {
+			t.Errorf("%s has no package comment", dir)
+		}
+	}
+}
+
+func eachFile(t *testing.T, f func(dir, name string, text []byte)) {
+	t.Helper()
+	root := "."
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".go") {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			f(filepath.ToSlash(filepath.Dir(path)), d.Name(), text)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

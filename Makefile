@@ -7,7 +7,7 @@ LISTEN  ?= :8080
 ADMIN   ?= 127.0.0.1:9090
 # The race detector needs a C compiler; without one the tests run without it.
 RACE    ?= $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
-LINT    ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOLANGCI ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZ    ?= 10s
 
 .PHONY: help build run test lint e2e bench fuzz clean
@@ -27,7 +27,8 @@ test: ## every test, with the race detector
 	$(GO) test $(RACE) ./...
 
 lint: ## golangci-lint; downloads it on first use
-	$(LINT) run ./...
+	$(GOLANGCI) run ./...
+	$(GOLANGCI) run --build-tags e2e ./test/...
 
 e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
 	test/vllm/setup.sh

@@ -5,6 +5,7 @@
 // A [Scanner] is a cursor. The caller peeks at a value's [Kind] and then either
 // enters it, takes it or skips it; everything passed over is checked against the
 // grammar of RFC 8259, so a walk that ends without an error has read valid JSON.
+// Only [Scanner.Span] leaves the checking to whoever walks what it returns.
 // Strings are handed out as they were sent, between their quotes and with their
 // escapes.
 package jsonscan

@@ -15,7 +15,7 @@ FUZZ    ?= 10s
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
 
-build: ## bin/gateway and bin/mockvllm
+build: ## bin/gateway, bin/mockvllm and bin/bench
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
 run: build ## a gateway over mock replicas, or over REPLICAS

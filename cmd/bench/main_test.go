@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func output(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := run(append([]string{"simulate"}, args...), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestSimulatePrintsTheSameForTheSameSeed(t *testing.T) {
+	args := []string{"-workload", "chat,rag", "-span", "3s", "-policy", "prefix,llm-d", "-seed", "4"}
+	first := output(t, args...)
+	if second := output(t, args...); second != first {
+		t.Errorf("first\n%s\nthen\n%s", first, second)
+	}
+	if n := strings.Count(first, "\n"); n != 5 {
+		t.Errorf("%d lines, want a head and four rows:\n%s", n, first)
+	}
+	for line := range strings.Lines(output(t, append(args, "-json")...)) {
+		var r row
+		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Requests == 0 || r.P95 <= 0 || r.Workload == "" || r.Policy == "" {
+			t.Errorf("%v: %s", err, line)
+		}
+	}
+}
+
+func TestSimulateReadsATrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(path, []byte(`{"timestamp":0,"input_length":700,"output_length":5,"hash_ids":[0,7]}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := output(t, "-trace", path, "-policy", "prefix", "-replicas", "2"); !strings.Contains(got, "trace  prefix") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.jsonl")
+	if err := os.WriteFile(bad, []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"subcommand":   {"sim"},
+		`"none"`:       {"simulate", "-workload", "none"},
+		`"best"`:       {"simulate", "-span", "1s", "-policy", "best"},
+		`"9b"`:         {"simulate", "-engine", "9b"},
+		"-load":        {"simulate", "-load", "0"},
+		"trace line 1": {"simulate", "-trace", bad},
+		"no such file": {"simulate", "-trace", bad + "x"},
+	} {
+		if err := run(args, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", args, err, want)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package lab
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/mockvllm"
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// epoch is when virtual time begins.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// routed is the gateway's own router.
+type routed struct {
+	router  *router.Router
+	model   *replica.Model
+	wrong   float64
+	noUsage bool
+}
+
+func newRouted(s Scenario) (*routed, error) {
+	cfg := router.DefaultConfig()
+	cfg.Policy, cfg.Seed = s.Policy, s.Seed
+	r, err := router.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b := &routed{router: r, model: &replica.Model{Name: "model", Index: 1}, wrong: s.Wrong, noUsage: s.NoUsage}
+	for i := range s.Replicas {
+		rep := replica.Virtual(fmt.Sprintf("replica-%d:8000", i), i)
+		b.model.Replicas = append(b.model.Replicas, rep)
+		r.Told(rep, replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.Engine.Blocks})
+	}
+	return b, nil
+}
+
+func (b *routed) choose(now time.Duration, f *flight) int {
+	p := &prefix.Prompt{Chains: []prefix.Chain{chainOf(f.Request, b.wrong)}, Home: prefix.Hash(f.Session)}
+	p.Tokens = int(p.Chains[0].Tokens)
+	lease, err := b.router.Acquire(&router.Request{Prompt: p, Model: b.model, Stream: true}, epoch.Add(now))
+	if err != nil {
+		panic("BUG: every virtual replica is ready: " + err.Error())
+	}
+	f.state = lease
+	return lease.Replica().Slot
+}
+
+func (b *routed) prefilled(now time.Duration, f *flight) {
+	f.state.(*router.Lease).Prefilled(epoch.Add(now))
+}
+
+func (b *routed) done(now time.Duration, f *flight) {
+	o := router.Outcome{End: router.Completed, Prefilled: true}
+	if n := f.Answer.Tokens; n > 1 {
+		o.Gap = (now - f.first) / time.Duration(n-1)
+	}
+	if !b.noUsage {
+		o.Prompt, o.Cached, o.CachedKnown, o.Completion = f.tokens, f.cached, true, f.Answer.Tokens
+	}
+	f.state.(*router.Lease).Done(o, epoch.Add(now))
+}
+
+// chainOf gives a prompt the cuts that the gateway's rule for text gives it at
+// four bytes a token, and the tokens that it would estimate.
+func chainOf(r *Request, wrong float64) prefix.Chain {
+	var c prefix.Chain
+	hash, n, since := uint64(1), 0, 0
+	cut := func() {
+		c.Cuts = append(c.Cuts, prefix.Cut{Hash: prefix.Hash(mix(hash, 2)), Tokens: int32(float64(n) * wrong)})
+		since = 0
+	}
+	for _, run := range r.Runs {
+		before := int32(len(c.Cuts)) - 1
+		for done := 0; done < run.Tokens; {
+			size := zone(n)
+			step := min(run.Tokens-done, max(1, size-since))
+			done, n, since = done+step, n+step, since+step
+			hash = mix(hash, uint64(run.ID)<<32|uint64(done))
+			if since >= size {
+				cut()
+			}
+		}
+		if since > 0 {
+			cut()
+		}
+		if end := int32(len(c.Cuts)) - 1; run.Generated && before >= 0 {
+			c.Answers = append(c.Answers, prefix.Span{Begin: before, End: end})
+		}
+	}
+	c.Tokens = int32(float64(n) * wrong)
+	return c
+}
+
+func zone(tokens int) int {
+	switch {
+	case tokens < 4<<10:
+		return 128
+	case tokens < 32<<10:
+		return 512
+	}
+	return 2048
+}
+
+func mix(h, v uint64) uint64 {
+	h = (h ^ v) * 0x9E3779B97F4A7C15
+	h ^= h >> 29
+	h *= 0xBF58476D1CE4E5B9
+	return h ^ h>>32
+}
+
+// Engines are the presets of engines by name. The steps are those of the
+// simulations in which the cost was found; they stand for a 70B model on four
+// GPUs and an 8B model on one.
+func Engines() map[string]mockvllm.Config {
+	large := mockvllm.DefaultConfig()
+	large.BlockSize, large.Blocks, large.MaxModelLen, large.MaxSeqs, large.MaxBatchedTokens = 16, 64_000, 1<<20, 256, 8192
+	large.StepBase, large.PrefillPerToken, large.DecodePerSeq = 15*time.Millisecond, 100*time.Microsecond, 50*time.Microsecond
+	large.AttentionPerPair = 2 // ns: the work of a token doubles behind 50,000 others
+	small := large
+	small.Blocks = 25_600
+	small.StepBase, small.PrefillPerToken, small.DecodePerSeq = 8*time.Millisecond, 40*time.Microsecond, 30*time.Microsecond
+	small.AttentionPerPair = 0.8
+	return map[string]mockvllm.Config{"70b": large, "8b": small}
+}

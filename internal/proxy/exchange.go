@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"time"
 
@@ -367,27 +368,15 @@ var identity = []string{"identity"}
 
 // again reports whether an answer is a replica's word that another should be asked.
 func (x *exchange) again(resp *http.Response) bool {
-	if resp.StatusCode != http.StatusServiceUnavailable {
-		return false
-	}
-	return len(x.req.Tried)+1 < x.p.cfg.Attempts && x.others()
+	return resp.StatusCode == http.StatusServiceUnavailable && x.mayGoOn()
 }
 
-// others reports whether there is a ready replica that the request has not been to.
-func (x *exchange) others() bool {
-	for _, r := range x.model.Replicas {
-		if r == x.lease.Replica() || !r.Ready() {
-			continue
-		}
-		tried := false
-		for _, t := range x.req.Tried {
-			tried = tried || t == r
-		}
-		if !tried {
-			return true
-		}
-	}
-	return false
+// mayGoOn reports whether another attempt is left after the one under way, and a
+// ready replica that the request has not been to.
+func (x *exchange) mayGoOn() bool {
+	return x.attempts < x.p.cfg.Attempts && slices.ContainsFunc(x.model.Replicas, func(r *replica.Replica) bool {
+		return r.Ready() && r != x.lease.Replica() && !slices.Contains(x.req.Tried, r)
+	})
 }
 
 // failed ends an attempt of which no byte has reached the client, and reports
@@ -411,7 +400,7 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 	default:
 		x.err = err
 		rep.Suspect()
-		retry := len(x.req.Tried)+1 < x.p.cfg.Attempts && x.others()
+		retry := x.mayGoOn()
 		x.finish(router.Failed)
 		if !retry {
 			x.p.log.Warn("replica did not answer", "replica", rep.ID, "request_id", x.id, "err", err)

@@ -32,10 +32,10 @@ type meter struct {
 	retryAfter                      time.Duration
 
 	// Copied from the lease, which is over when they are written down.
-	replica           string
-	prompt, predicted int
-	why               router.Reason
-	prefill           time.Duration
+	replica   string
+	predicted int
+	why       router.Reason
+	prefill   time.Duration
 }
 
 // answerLimit is the longest answer whose usage is read if it is not streamed.
@@ -55,7 +55,7 @@ func (m *meter) begin(x *exchange, status int, stream bool) {
 	m.x, m.status, m.stream = x, status, stream
 	m.reads = x.endpoint != openai.Other && status < 300
 	m.replica = x.lease.Replica().ID
-	m.prompt, m.predicted = x.lease.Tokens()
+	_, m.predicted = x.lease.Tokens()
 	m.batch = len(x.prompt.Chains) > 1
 	m.prefill, m.why = x.lease.Predicted(), x.lease.Why()
 }

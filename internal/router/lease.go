@@ -26,7 +26,6 @@ type Lease struct {
 	uncached  int     // the others
 	base      float64 // seconds of work at pace 1
 	work      float64 // at the replica's pace
-	wait      float64 // seconds predicted before the work
 	predicted float64 // seconds until the prefill ends
 	idle      bool    // the replica had nothing to do
 	answer    int     // of cached, tokens that the replica generated in an earlier turn
@@ -48,13 +47,13 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 	l := &Lease{
 		router: r, slot: s, req: req, at: now, stream: req.Stream,
 		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
-		generation: r.index.Generation(s.replica.Slot), work: c.Work, wait: c.Wait, idle: s.head == nil && s.decoding == 0,
+		generation: r.index.Generation(s.replica.Slot), work: c.Work, idle: s.head == nil && s.decoding == 0,
 	}
 	l.cut = r.cuts[s.replica.Slot]
 	if c.Cached > 0 {
 		l.answer = min(c.Cached, r.answers[s.replica.Slot])
 	}
-	l.predicted = s.overhead + l.wait + l.work
+	l.predicted = s.overhead + c.Wait + l.work
 	s.push(l) // counted by Acquire
 	s.reserve(l.work, now)
 	r.index.Pin(s.replica.Slot, s.queued+s.decoding) // each has a block that is not full

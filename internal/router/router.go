@@ -100,7 +100,7 @@ type Router struct {
 	paces    []float64
 	// Memory for one decision.
 	matches    []prefix.Match
-	cached     []int   // by slot: tokens held
+	cached     []int   // by slot: tokens that can be reused
 	answers    []int   // by slot: of these, generated there
 	cuts       []int32 // by slot: the last cut held of the last chain
 	chosen     []*slot // the replicas that can take the request
@@ -235,14 +235,8 @@ func (r *Router) fleetPace(now time.Time) float64 {
 // gather leaves the replicas that can take the request in r.chosen.
 func (r *Router) gather(req *Request) {
 	r.chosen = r.chosen[:0]
-next:
 	for _, rep := range req.Model.Replicas {
-		for _, tried := range req.Tried {
-			if rep == tried {
-				continue next
-			}
-		}
-		if rep.Ready() {
+		if rep.Ready() && !slices.Contains(req.Tried, rep) {
 			r.chosen = append(r.chosen, r.slot(rep))
 		}
 	}

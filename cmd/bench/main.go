@@ -54,7 +54,7 @@ func simulate(args []string, out io.Writer) error {
 	trace := fs.String("trace", "", "`file` of a trace in Mooncake's format (JSON lines, also gzip) instead")
 	policies := fs.String("policy", strings.Join(lab.Policies(), ","), "`names` of policies, separated by commas")
 	replicas := fs.Int("replicas", 0, "how many `replicas`; 0 is what the workload is meant for, 8 for a trace")
-	engine := fs.String("engine", "", "`preset` of engines, 8b or 70b; empty is what the workload is meant for, 70b for a trace")
+	engine := fs.String("engine", "", "`preset` of engines, 8b, 70b or smol4; empty is what the workload is meant for, 70b for a trace")
 	load := fs.Float64("load", 1, "`times` the workload's or the trace's rate")
 	span := fs.Duration("span", 2*time.Minute, "virtual `time` of arrivals of generated workloads")
 	seed := fs.Uint64("seed", 1, "of arrivals and of random choices")
@@ -84,7 +84,7 @@ func simulate(args []string, out io.Writer) error {
 		}
 		config, ok := lab.Engines()[w.Engine]
 		if !ok {
-			return fmt.Errorf("no engine %q: there are 8b and 70b", w.Engine)
+			return fmt.Errorf("no engine %q: there are 8b, 70b and smol4", w.Engine)
 		}
 		for policy := range strings.SplitSeq(*policies, ",") {
 			requests := w.Make(rand.New(rand.NewPCG(*seed, 1)))

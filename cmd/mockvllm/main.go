@@ -8,10 +8,13 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,6 +29,9 @@ several behind a gateway and watch prefix hits without a GPU:
   mockvllm -listen 127.0.0.1:8201 & mockvllm -listen 127.0.0.1:8202 &
   curl -s 127.0.0.1:8201/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"messages":[{"role":"user","content":"hello"}],"max_tokens":8}'
+
+Take the sizes and times of an engine, and change what is to differ:
+  mockvllm -preset 8b -blocks 4096
 
 Let it fail, now or while it runs (fields: see mockvllm.Faults; {} heals):
   mockvllm -faults '{"status":503,"retry_after":"2s","probability":0.1}'
@@ -43,12 +49,21 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	cfg := mockvllm.DefaultConfig()
-	cfg.KeepRequests = 0
+// options is what the flags say.
+type options struct {
+	listen string
+	engine mockvllm.Config
+	faults mockvllm.Faults
+}
+
+func parse(args []string) (o options, err error) {
+	o.engine = mockvllm.DefaultConfig()
+	cfg := &o.engine
 	fs := flag.NewFlagSet("mockvllm", flag.ContinueOnError)
 	fs.Usage = func() { fmt.Fprint(fs.Output(), usage); fs.PrintDefaults() }
-	listen := fs.String("listen", "127.0.0.1:8201", "`address` to serve on")
+	fs.StringVar(&o.listen, "listen", "127.0.0.1:8201", "`address` to serve on")
+	preset := fs.String("preset", "", "start from the `engine` 8b (a model of 8B parameters on an H100), 70b (on four H200) or smol4 (the real replica\n"+
+		"of test/vllm); other flags override it")
 	fs.StringVar(&cfg.Model, "model", cfg.Model, "served model `name`")
 	adapters := fs.String("adapters", "", "LoRA adapter `names`, separated by commas")
 	fs.IntVar(&cfg.Blocks, "blocks", cfg.Blocks, "KV cache size in `blocks`")
@@ -62,29 +77,47 @@ func run(ctx context.Context, args []string) error {
 	fs.BoolVar(&cfg.PromptTokensDetails, "prompt-tokens-details", true, "report cached tokens in usage")
 	faults := fs.String("faults", "{}", "misbehave from the start: `JSON` as for POST /mock/faults")
 	if err := fs.Parse(args); err != nil {
-		return err
+		return o, err
+	}
+	if *preset != "" {
+		engine, ok := mockvllm.Presets()[*preset]
+		if !ok {
+			return o, fmt.Errorf("-preset: no engine %q: there are %s", *preset, strings.Join(slices.Sorted(maps.Keys(mockvllm.Presets())), ", "))
+		}
+		o.engine, *rate = engine, float64(time.Second)/float64(engine.PrefillPerToken)
+		if err := fs.Parse(args); err != nil { // again: what is given overrides the preset
+			return o, err
+		}
 	}
 	if fs.NArg() > 0 || *rate <= 0 {
-		return fmt.Errorf("-prefill-rate is %v, must be above 0; arguments are %q, must be none", *rate, fs.Args())
+		return o, fmt.Errorf("-prefill-rate is %v, must be above 0; arguments are %q, must be none", *rate, fs.Args())
 	}
-	cfg.PrefillPerToken = time.Duration(float64(time.Second) / *rate)
+	cfg.KeepRequests = 0
+	cfg.PrefillPerToken = time.Duration(math.Round(float64(time.Second) / *rate))
 	if *adapters != "" {
 		cfg.Adapters = strings.Split(*adapters, ",")
 	}
-	var f mockvllm.Faults
-	if err := json.Unmarshal([]byte(*faults), &f); err != nil {
-		return fmt.Errorf("-faults: %w", err)
+	if err := json.Unmarshal([]byte(*faults), &o.faults); err != nil {
+		return o, fmt.Errorf("-faults: %w", err)
 	}
-	ln, err := net.Listen("tcp", *listen)
+	return o, nil
+}
+
+func run(ctx context.Context, args []string) error {
+	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	replica := mockvllm.New(cfg)
+	ln, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	replica := mockvllm.New(o.engine)
 	defer replica.Close()
-	replica.SetFaults(f)
+	replica.SetFaults(o.faults)
 	// vLLM's uvicorn closes a connection that was idle for 5 s; clients that keep one longer see resets.
 	srv := &http.Server{Handler: replica.Handler(), IdleTimeout: 5 * time.Second, ReadHeaderTimeout: 30 * time.Second}
-	slog.Info("serving", "component", "mockvllm", "address", ln.Addr().String(), "model", cfg.Model)
+	slog.Info("serving", "component", "mockvllm", "address", ln.Addr().String(), "model", o.engine.Model)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
 	select {

@@ -111,17 +111,5 @@ func mix(h, v uint64) uint64 {
 	return h ^ h>>32
 }
 
-// Engines are the presets of engines by name. The steps are those of the
-// simulations in which the cost was found; they stand for a 70B model on four
-// GPUs and an 8B model on one.
-func Engines() map[string]mockvllm.Config {
-	large := mockvllm.DefaultConfig()
-	large.BlockSize, large.Blocks, large.MaxModelLen, large.MaxSeqs, large.MaxBatchedTokens = 16, 64_000, 1<<20, 256, 8192
-	large.StepBase, large.PrefillPerToken, large.DecodePerSeq = 15*time.Millisecond, 100*time.Microsecond, 50*time.Microsecond
-	large.AttentionPerPair = 2 // ns: the work of a token doubles behind 50,000 others
-	small := large
-	small.Blocks = 25_600
-	small.StepBase, small.PrefillPerToken, small.DecodePerSeq = 8*time.Millisecond, 40*time.Microsecond, 30*time.Microsecond
-	small.AttentionPerPair = 0.8
-	return map[string]mockvllm.Config{"70b": large, "8b": small}
-}
+// Engines are the presets of engines by name.
+func Engines() map[string]mockvllm.Config { return mockvllm.Presets() }

@@ -196,6 +196,29 @@ func TestEvictionTakesTheTailOfTheLeastRecentlyUsedFirst(t *testing.T) {
 	}
 }
 
+// A hit takes the block that was committed first, and makes it the youngest: what lay between the two copies in the
+// queue is then next to go.
+func TestOldestCopyOfABlockServesTheHits(t *testing.T) {
+	const B = 16
+	l := newLab(t, Config{Blocks: 1 + 10})
+	a, x := Request{Prompt: ids(1, 2*B)}, Request{Prompt: ids(2, 2*B)}
+	l.serve(a)
+	l.serve(x)
+	copied := a
+	copied.NoCacheRead = true
+	l.serve(copied)
+	if got := l.serve(Request{Prompt: ids(1, 2*B+1)}); got != 2*B {
+		t.Fatalf("%d tokens cached, want %d", got, 2*B)
+	}
+	l.serve(Request{Prompt: ids(3, 5*B)}) // four blocks that were never used, and one more
+	if got := l.serve(Request{Prompt: ids(2, 2*B+1)}); got != B {
+		t.Errorf("%d tokens cached of what lay between the copies, want %d", got, B)
+	}
+	if got := l.serve(Request{Prompt: ids(1, 2*B+1)}); got != 2*B {
+		t.Errorf("%d tokens cached of what was copied, want %d", got, 2*B)
+	}
+}
+
 func TestRunningRequestsPinTheirBlocks(t *testing.T) {
 	l := newLab(t, Config{Blocks: 1 + 8, StepBase: time.Millisecond})
 	a := l.submit(Request{Prompt: ids(1, 64), Output: ids(2, 40)})

@@ -21,9 +21,10 @@ type object map[string]any
 
 // answer is what came of a request.
 type answer struct {
-	replica           string // who gave it
-	predicted, prompt int    // tokens that the gateway predicted to be cached, and of how many
-	text              string // generated, in the formats of chat and completions
+	replica           string   // who gave it
+	predicted, prompt int      // tokens that the gateway predicted to be cached, and of how many
+	text              string   // generated, in the formats of chat and completions
+	tokens            []uint32 // of the text, from completions with return_token_ids
 	usage             usage
 	first             time.Duration // until the first generated text of a stream
 	took              time.Duration
@@ -52,6 +53,7 @@ func (u *usage) cached() int { return u.PromptDetails.Cached + u.InputDetails.Ca
 type chunk struct {
 	Choices []struct {
 		Text    string
+		Tokens  []uint32 `json:"token_ids"`
 		Delta   struct{ Content string }
 		Message struct{ Content string }
 		Finish  string `json:"finish_reason"`
@@ -77,6 +79,7 @@ func (a *answer) take(data []byte, since time.Time) error {
 			a.first = time.Since(since)
 		}
 		a.text += text
+		a.tokens = append(a.tokens, choice.Tokens...)
 		if choice.Finish != "" {
 			a.finish = choice.Finish
 		}

@@ -1,8 +1,9 @@
 //go:build e2e
 
 // Package e2e tests the gateway as its users have it: the binary, in front of
-// vLLM replicas that run a real model. It needs test/vllm/setup.sh, Python 3 with
-// venv, PyPI for the clients' packages, and four to eight minutes of two cores:
+// vLLM replicas that run a real model; and it holds the mock replica's engine to
+// such a replica. It needs test/vllm/setup.sh, Python 3 with venv, PyPI for the
+// clients' packages, and six to ten minutes of two cores:
 //
 //	go test -v -tags e2e -count=1 -timeout 25m ./test/e2e/
 //

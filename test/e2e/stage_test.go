@@ -43,7 +43,7 @@ func newStage(t *testing.T) *stage {
 	if urls := os.Getenv("VLLM_URLS"); urls != "" {
 		s.urls = strings.Fields(urls)
 	} else {
-		s.startFleet(t)
+		s.urls, s.run = startFleet(t, replicas, "BLOCKS=44", "MAXLEN=2048")
 	}
 	s.startGateway(t)
 	return s
@@ -76,16 +76,18 @@ func guard(t *testing.T, env []string, script string, args ...string) (out io.Re
 	}
 }
 
-func (s *stage) startFleet(t *testing.T) {
+// startFleet starts n real replicas with fleet.sh's settings and has the test stop
+// them again. run holds their process ids and logs.
+func startFleet(t *testing.T, n int, settings ...string) (urls []string, run string) {
 	t.Helper()
-	s.run = t.TempDir()
+	run = t.TempDir()
 	base := os.Getenv("BASE")
 	if base == "" {
 		base = "8101"
 	}
-	env := []string{"BASE=" + base, "MODEL=" + model, "BLOCKS=44", "MAXLEN=2048", "EVENTS=0", "RUN=" + s.run, "PATIENCE=" + strconv.Itoa(int(startTime.Seconds()))}
+	env := append([]string{"BASE=" + base, "MODEL=" + model, "EVENTS=0", "RUN=" + run, "PATIENCE=" + strconv.Itoa(int(startTime.Seconds()))}, settings...)
 	began := time.Now()
-	out, stop := guard(t, env, `"$1" up "$2" && echo serving && cat; "$1" down`, filepath.Join("..", "vllm", "fleet.sh"), strconv.Itoa(replicas))
+	out, stop := guard(t, env, `"$1" up "$2" && echo serving && cat; "$1" down`, filepath.Join("..", "vllm", "fleet.sh"), strconv.Itoa(n))
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
 			t.Errorf("stop the fleet: %v", err)
@@ -95,13 +97,14 @@ func (s *stage) startFleet(t *testing.T) {
 	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "serving"; {
 		_, _ = fmt.Fprintln(&said, lines.Text())
 		if strings.HasPrefix(lines.Text(), "http://") {
-			s.urls = append(s.urls, lines.Text())
+			urls = append(urls, lines.Text())
 		}
 	}
-	if len(s.urls) != replicas {
+	if len(urls) != n {
 		t.Fatalf("the fleet did not start (test/vllm/setup.sh installs vLLM, BASE=port moves the replicas, VLLM_URLS=\"url url\" names others):\n%s", said.String())
 	}
-	t.Logf("%d replicas of %s serve after %.0f s", replicas, model, time.Since(began).Seconds())
+	t.Logf("%d replicas of %s serve after %.0f s", n, model, time.Since(began).Seconds())
+	return urls, run
 }
 
 var servingLine = regexp.MustCompile(`msg=serving clients=(\S+) admin=(\S+)`)

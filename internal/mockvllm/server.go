@@ -100,6 +100,7 @@ func (s *Server) Stats() Stats {
 func (s *Server) drive() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	next := Idle
 	for {
 		select {
 		case <-s.stop:
@@ -107,9 +108,12 @@ func (s *Server) drive() {
 		case <-timer.C:
 		case <-s.wake:
 		}
-		now := time.Since(s.start)
+		// A step ends when its time is over, not when this goroutine hears of it: timers are late by up to a
+		// millisecond, which would add up over an answer's tokens.
+		now := min(time.Since(s.start), next)
+		var events []Event
 		s.mu.Lock()
-		events, next := s.engine.Step(now)
+		events, next = s.engine.Step(now)
 		for _, ev := range events {
 			s.deliver(ev)
 		}

@@ -547,6 +547,25 @@ func TestRealTimeFollowsTheEngine(t *testing.T) {
 	})
 }
 
+// TestLateTimersDoNotAddUp: each step begins when the one before it was over, not
+// when the operating system said so. One of three tries is enough on a busy machine.
+func TestLateTimersDoNotAddUp(t *testing.T) {
+	const step, tokens, slack = time.Millisecond, 400, 20 * time.Millisecond
+	r := newReplica(t, func(c *Config) { c.StepBase, c.DecodePerSeq = step, 0 })
+	var took time.Duration
+	for try := range 3 {
+		start := time.Now()
+		r.json("/v1/completions", fmt.Sprintf(`{"prompt":[%d],"max_tokens":%d}`, try, tokens))
+		if took = time.Since(start); took < tokens*step {
+			t.Errorf("%d steps of %v took only %v", tokens, step, took)
+		}
+		if took <= tokens*step+slack {
+			return
+		}
+	}
+	t.Errorf("%d steps of %v took %v", tokens, step, took)
+}
+
 func TestSleepQueuesRequestsAndLosesTheCache(t *testing.T) {
 	r := newReplica(t, nil)
 	body := chatBody(english, `,"max_tokens":1`)

@@ -268,6 +268,24 @@ func TestCompletionsTakeTextAndTokens(t *testing.T) {
 	parse(t, events[2].data).want("usage.total_tokens", 3)
 }
 
+func TestCompletionsReturnTokenIDs(t *testing.T) {
+	r := newReplica(t, nil)
+	whole := r.json("/v1/completions", `{"prompt":[[7,8],[9]],"max_tokens":3,"return_token_ids":true}`)
+	whole.want("choices.0.prompt_token_ids.1", 8)
+	whole.want("choices.1.prompt_token_ids.0", 9)
+	events := r.events("/v1/completions", `{"prompt":[7,8],"max_tokens":3,"return_token_ids":true,"stream":true}`)
+	for i := range 3 {
+		chunk := parse(t, events[i].data)
+		chunk.want("choices.0.token_ids.0", whole.at(fmt.Sprintf("choices.0.token_ids.%d", i)))
+		if first := strings.Contains(events[i].data, "prompt_token_ids"); first != (i == 0) {
+			t.Errorf("chunk %d: prompt_token_ids: %v", i, first)
+		}
+	}
+	if _, text := r.text("/v1/completions", `{"prompt":[7,8],"max_tokens":3}`); strings.Contains(text, "token_ids") {
+		t.Errorf("not asked for: %s", text)
+	}
+}
+
 func TestNextTurnHitsPromptAndAnswer(t *testing.T) {
 	const block = 16
 	long := strings.Repeat(english, 3)

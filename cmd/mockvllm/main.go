@@ -68,9 +68,10 @@ func parse(args []string) (o options, err error) {
 	adapters := fs.String("adapters", "", "LoRA adapter `names`, separated by commas")
 	fs.IntVar(&cfg.Blocks, "blocks", cfg.Blocks, "KV cache size in `blocks`")
 	fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` in a block")
+	scale := fs.Float64("time-scale", 1, "stretch every step's time by this `factor`, as in bench replay: 2 is half as fast")
 	rate := fs.Float64("prefill-rate", 8000, "prompt `tokens` computed in a second")
 	fs.DurationVar(&cfg.StepBase, "decode-time", cfg.StepBase, "`time` of a decode step, that is between tokens")
-	fs.Float64Var(&cfg.AttentionPerPair, "attention", 0, "`nanoseconds` for each pair of computed and context token: prefill grows with the square")
+	fs.Float64Var(&cfg.AttentionPerPair, "attention", cfg.AttentionPerPair, "`nanoseconds` for each pair of computed and context token: prefill grows with the square")
 	fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "most `tokens` of prompt and answer")
 	fs.IntVar(&cfg.MaxBatchedTokens, "max-batched-tokens", cfg.MaxBatchedTokens, "most `tokens` computed in a step")
 	fs.IntVar(&cfg.MaxSeqs, "max-seqs", cfg.MaxSeqs, "most `sequences` running at once")
@@ -89,11 +90,12 @@ func parse(args []string) (o options, err error) {
 			return o, err
 		}
 	}
-	if fs.NArg() > 0 || *rate <= 0 {
-		return o, fmt.Errorf("-prefill-rate is %v, must be above 0; arguments are %q, must be none", *rate, fs.Args())
+	if fs.NArg() > 0 || *rate <= 0 || *scale <= 0 {
+		return o, fmt.Errorf("-prefill-rate is %v, -time-scale %v, both must be above 0; arguments are %q, must be none", *rate, *scale, fs.Args())
 	}
 	cfg.KeepRequests = 0
 	cfg.PrefillPerToken = time.Duration(math.Round(float64(time.Second) / *rate))
+	*cfg = cfg.Stretch(*scale)
 	if *adapters != "" {
 		cfg.Adapters = strings.Split(*adapters, ",")
 	}

@@ -25,7 +25,7 @@ func TestRunStopsWithItsContext(t *testing.T) {
 
 func TestBadFlagsAreRefused(t *testing.T) {
 	for _, args := range [][]string{
-		{"-nope"}, {"extra"}, {"-prefill-rate", "0"}, {"-preset", "9b"}, {"-faults", `{"statsu":1}`}, {"-listen", "nowhere:-1"},
+		{"-nope"}, {"extra"}, {"-prefill-rate", "0"}, {"-preset", "9b"}, {"-time-scale", "0"}, {"-faults", `{"statsu":1}`}, {"-listen", "nowhere:-1"},
 	} {
 		if err := run(t.Context(), args); err == nil {
 			t.Errorf("%v: accepted", args)

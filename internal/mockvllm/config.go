@@ -53,6 +53,16 @@ func DefaultConfig() Config {
 	}
 }
 
+// Stretch returns the configuration of a replica whose every step takes scale times as long: 2 is half as fast. A
+// replay on a small machine stretches time, so that what sockets and scheduling cost becomes small beside the steps.
+func (c Config) Stretch(scale float64) Config {
+	for _, d := range []*time.Duration{&c.StepBase, &c.PrefillPerToken, &c.DecodePerSeq} {
+		*d = time.Duration(float64(*d) * scale)
+	}
+	c.AttentionPerPair *= scale
+	return c
+}
+
 // withDefaults fills sizes left at zero and caps MaxModelLen by the cache: a sequence that could never fit would
 // wait for ever, and vLLM refuses to start with such a configuration.
 func (c Config) withDefaults() Config {

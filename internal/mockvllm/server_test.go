@@ -584,6 +584,18 @@ func TestLateTimersDoNotAddUp(t *testing.T) {
 	t.Errorf("%d steps of %v took %v", tokens, step, took)
 }
 
+func TestStretchScalesEveryTime(t *testing.T) {
+	c := DefaultConfig()
+	c.AttentionPerPair = 0.5
+	got := c.Stretch(4)
+	if got.StepBase != 4*c.StepBase || got.PrefillPerToken != 4*c.PrefillPerToken || got.DecodePerSeq != 4*c.DecodePerSeq || got.AttentionPerPair != 2 {
+		t.Errorf("got %+v", got)
+	}
+	if c.StepBase != DefaultConfig().StepBase || got.Blocks != c.Blocks {
+		t.Errorf("something else changed: %+v, %+v", c, got)
+	}
+}
+
 func TestSleepQueuesRequestsAndLosesTheCache(t *testing.T) {
 	r := newReplica(t, nil)
 	body := chatBody(english, `,"max_tokens":1`)

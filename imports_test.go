@@ -21,6 +21,7 @@ var allowed = map[string][]string{
 	"cmd/gateway":       {"internal/config", "internal/gateway"},
 	"cmd/mockvllm":      {"internal/mockvllm"},
 	"cmd/bench":         {"internal/lab"},
+	"internal/bench":    {"internal/openai", "internal/sse"},
 	"internal/lab":      {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
 	"internal/gateway":  {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},
 	"internal/config":   {"internal/proxy", "internal/replica", "internal/router"},

@@ -20,7 +20,7 @@ const module = "github.com/warmpath/warmpath/"
 var allowed = map[string][]string{
 	"cmd/gateway":       {"internal/config", "internal/gateway"},
 	"cmd/mockvllm":      {"internal/mockvllm"},
-	"cmd/bench":         {"internal/lab"},
+	"cmd/bench":         {"internal/bench", "internal/lab"},
 	"internal/bench":    {"internal/openai", "internal/sse"},
 	"internal/lab":      {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
 	"internal/gateway":  {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},

@@ -1,4 +1,5 @@
-// Command bench measures: simulate runs routing policies in virtual time.
+// Command bench measures: simulate runs routing policies in virtual time, replay
+// sends the same arrivals to a real server.
 package main
 
 import (
@@ -16,11 +17,12 @@ import (
 	"github.com/warmpath/warmpath/internal/lab"
 )
 
-const usage = `usage: bench simulate [flags]
+const usage = `usage: bench simulate|replay [flags]
 
   simulate   routing policies on the same arrivals, over simulated engines, in virtual time
+  replay     the same arrivals over HTTP, to any server of OpenAI's API
 
-bench simulate -h lists its flags.
+bench simulate -h and bench replay -h list their flags.
 `
 
 func main() {
@@ -32,14 +34,17 @@ func main() {
 }
 
 func run(args []string, out io.Writer) error {
-	if len(args) == 0 || args[0] != "simulate" {
-		fmt.Fprint(os.Stderr, usage)
-		if len(args) > 0 && strings.TrimLeft(args[0], "-") == "h" {
-			return flag.ErrHelp
-		}
-		return errors.New("name a subcommand")
+	switch {
+	case len(args) > 0 && args[0] == "simulate":
+		return simulate(args[1:], out)
+	case len(args) > 0 && args[0] == "replay":
+		return replay(args[1:], out)
 	}
-	return simulate(args[1:], out)
+	fmt.Fprint(os.Stderr, usage)
+	if len(args) > 0 && strings.TrimLeft(args[0], "-") == "h" {
+		return flag.ErrHelp
+	}
+	return errors.New("name a subcommand")
 }
 
 // row is one policy on one workload.

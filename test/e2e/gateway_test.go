@@ -2,13 +2,16 @@
 
 // Package e2e tests the gateway as its users have it: the binary, in front of
 // vLLM replicas that run a real model; and it holds the mock replica's engine to
-// such a replica. It needs test/vllm/setup.sh, Python 3 with venv, PyPI for the
-// clients' packages, and six to ten minutes of two cores:
+// such a replica, and simulations to real sockets. It needs test/vllm/setup.sh,
+// Python 3 with venv, PyPI for the clients' packages, and seven to eleven minutes
+// of two cores:
 //
 //	go test -v -tags e2e -count=1 -timeout 25m ./test/e2e/
 //
 // VLLM_URLS="url url" uses replicas that run already; they must serve smol4 with
-// blocks of 128 tokens, or the figures mean nothing.
+// blocks of 128 tokens, or the figures mean nothing. Two tests need none of that:
+//
+//	go test -v -tags e2e -count=1 -run 'Replay|Index' ./test/e2e/
 package e2e
 
 import (

@@ -32,6 +32,7 @@ const (
 type stage struct {
 	urls    []string // of the replicas
 	run     string   // the fleet's process ids and logs, "" if it is not ours
+	gateway string   // the gateway's binary, built when it is needed
 	clients string   // the gateway's URLs
 	admin   string
 	log     string // the gateway's log file
@@ -109,15 +110,24 @@ func startFleet(t *testing.T, n int, settings ...string) (urls []string, run str
 
 var servingLine = regexp.MustCompile(`msg=serving clients=(\S+) admin=(\S+)`)
 
-func (s *stage) startGateway(t *testing.T) {
+// build makes a command's binary and returns its path.
+func build(t *testing.T, command string) string {
 	t.Helper()
-	dir := t.TempDir()
-	binary := filepath.Join(dir, "gateway")
-	if out, err := exec.Command("go", "build", "-C", filepath.Join("..", ".."), "-o", binary, "./cmd/gateway").CombinedOutput(); err != nil {
-		t.Fatalf("build the gateway: %v\n%s", err, out)
+	binary := filepath.Join(t.TempDir(), command)
+	if out, err := exec.Command("go", "build", "-C", filepath.Join("..", ".."), "-o", binary, "./cmd/"+command).CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", command, err, out)
 	}
-	s.log = filepath.Join(dir, "gateway.log")
-	args := []string{s.log, binary, "-listen", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-policy-header", "-decision-headers"}
+	return binary
+}
+
+// startGateway has the gateway in front of the replicas; flags are further ones.
+func (s *stage) startGateway(t *testing.T, flags ...string) {
+	t.Helper()
+	s.log = filepath.Join(t.TempDir(), "gateway.log")
+	if s.gateway == "" {
+		s.gateway = build(t, "gateway")
+	}
+	args := append([]string{s.log, s.gateway, "-listen", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-policy-header", "-decision-headers"}, flags...)
 	for _, u := range s.urls {
 		args = append(args, "-replica", u)
 	}

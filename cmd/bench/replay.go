@@ -27,7 +27,7 @@ const replayUsage = `usage: bench replay -endpoint URL[,URL] [flags]
 The arrivals of bench simulate with the same seed, sent over HTTP to any server of OpenAI's API, whether it keeps up or
 not; the same table. With several URLs, one after another. Beside them, -simulate runs the same requests in virtual time:
 
-  for port in 8201 8202 8203 8204; do mockvllm -engine 8b -listen 127.0.0.1:$port & done
+  for port in 8201 8202 8203 8204; do mockvllm -preset 8b -listen 127.0.0.1:$port & done
   gateway $(printf -- '-replica http://127.0.0.1:%d ' 8201 8202 8203 8204) &
   bench replay -endpoint http://127.0.0.1:8080 -workload rag -load 0.25 -span 30s -simulate prefix -replicas 4
 

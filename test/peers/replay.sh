@@ -19,7 +19,7 @@ for run in warmpath:tokens:prefix warmpath:chat:prefix round-robin:tokens:round-
   [[ -z "${ONLY:-}" || " $ONLY " == *" $name "* ]] || continue
   urls=()
   for i in 0 1 2 3; do
-    start "$bin/mockvllm" -engine 8b -time-scale "$scale" -listen "127.0.0.1:$((base + i))"
+    start "$bin/mockvllm" -preset 8b -time-scale "$scale" -listen "127.0.0.1:$((base + i))"
     urls+=("http://127.0.0.1:$((base + i))")
   done
   port=$((base + 4)) aside=$((base + 5))

@@ -31,9 +31,12 @@ type Index struct {
 }
 
 type edge struct {
-	hash   []Hash
-	tokens []int32 // from the prompt's start up to each cut
-	from   int32   // tokens before the first cut
+	hash []Hash
+	// tokens are those up to each cut, from those before the first. What is learned of
+	// an edge does not reach the edges behind it, so that a place in a prompt is the
+	// sum of what the edges before it take, and not what is written here.
+	tokens []int32
+	from   int32
 	// learned is true if the tokens were adjusted to what an engine counted, exact
 	// if the last cut's are just what it counted.
 	learned, exact bool
@@ -41,6 +44,9 @@ type edge struct {
 	children       int32
 	segs           int32 // list of segments, by next
 }
+
+// upTo returns the tokens of the edge's first k cuts.
+func (e *edge) upTo(k int) int32 { return e.tokens[k-1] - e.from }
 
 type segment struct {
 	stamp, before    uint64 // the last touch and the one before it
@@ -89,7 +95,7 @@ type Known struct {
 
 // manyBranches is from how many different continuations on a beginning counts as
 // shared by many prompts, and not as the history of a session that was retried.
-const manyBranches = 8
+const manyBranches = 4
 
 // DefaultBlock is an engine's usual block size in tokens, assumed until it tells.
 const DefaultBlock = 16
@@ -146,13 +152,13 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		matches[i] = Match{Cut: none}
 	}
 	known.Cut = none
-	for i := 0; i < len(c.Cuts); {
+	for i, base := 0, int32(0); i < len(c.Cuts); base = known.Tokens {
 		id, k := x.at(c, i)
 		if k == 0 {
 			break
 		}
 		e := x.edges.get(id)
-		known.Cut, known.Tokens = int32(i+k-1), e.tokens[k-1]
+		known.Cut, known.Tokens = int32(i+k-1), base+e.upTo(k)
 		for id := e.segs; id != none; {
 			g := x.segs.get(id)
 			id = g.next
@@ -164,7 +170,7 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 				continue // it does not hold all that comes before
 			}
 			d := min(int(g.depth), k)
-			m.Cut, m.Tokens, m.Answer = int32(i+d-1), e.tokens[d-1], 0
+			m.Cut, m.Tokens, m.Answer = int32(i+d-1), base+e.upTo(d), 0
 			if d == len(e.hash) {
 				m.Answer = g.answer
 			}
@@ -173,7 +179,7 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 			break
 		}
 		if e.children >= manyBranches {
-			known.Shared, known.Branches = e.tokens[k-1], e.children
+			known.Shared, known.Branches = known.Tokens, e.children
 		}
 		i += k
 	}
@@ -263,7 +269,7 @@ func (x *Index) insert(c *Chain, factor float64) {
 		}
 		i += k
 		x.path = append(x.path, step{edge: id, seg: none, cut: int32(i - 1)})
-		tokens, estimated, parent = x.edges.get(id).tokens[k-1], c.Cuts[i-1].Tokens, id
+		tokens, estimated, parent = tokens+x.edges.get(id).upTo(k), c.Cuts[i-1].Tokens, id
 	}
 }
 

@@ -415,3 +415,29 @@ func TestWhatWasReservedBeforeAResetTouchesNothingAfterIt(t *testing.T) {
 		t.Error("a reset does not show in its slot alone")
 	}
 }
+
+// TestWhatIsLearnedOfABeginningHoldsForAllThatFollowIt: prompts that were read
+// while tokens were still misjudged are not wrong for ever.
+func TestWhatIsLearnedOfABeginningHoldsForAllThatFollowIt(t *testing.T) {
+	x := NewIndex(1 << 20)
+	chain := func(tail Hash) *Chain {
+		return &Chain{Cuts: []Cut{{1, 200}, {2, 400}, {tail, 600}}, Tokens: 600}
+	}
+	a, b := chain(10), chain(20)
+	for _, c := range []*Chain{a, b} {
+		x.Reserve(c, 0, 1)
+		x.Confirm(c, 0, 1)
+	}
+	x.Learn(a, 0, 300) // half of what was thought: the first 400 are 200
+	m := make([]Match, 1)
+	if known := x.Find(b, m); known.Tokens != 400 || m[0].Tokens != 400 || x.TokensAt(b, 1) != 200 || x.TokensAt(b, 2) != 400 {
+		t.Errorf("the other prompt counts %+v, %+v, its beginning %d: want 200 for the beginning, and its own 200 as they were", known, m[0], x.TokensAt(b, 1))
+	}
+	x.Learn(b, 0, 290)
+	if known := x.Find(b, m); known.Tokens != 290 || m[0].Tokens != 290 {
+		t.Errorf("after its own count %+v, %+v, want 290", known, m[0])
+	}
+	if known := x.Find(a, m); known.Tokens != 300 {
+		t.Errorf("the first prompt counts %d, want 300", known.Tokens)
+	}
+}

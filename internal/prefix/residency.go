@@ -278,19 +278,28 @@ func (x *Index) Learn(c *Chain, s int, tokens int) {
 	for first > 0 && !x.edges.get(x.path[first-1].edge).learned {
 		first--
 	}
-	base := x.edges.get(x.path[first].edge).from
-	now, want := last.tokens[len(last.tokens)-1]-base, int32(tokens)-base
+	base, now := int32(0), int32(0)
+	for i, st := range x.path {
+		e := x.edges.get(st.edge)
+		if n := e.upTo(len(e.tokens)); i < first {
+			base += n
+		} else {
+			now += n
+		}
+	}
+	want := int32(tokens) - base
 	if now <= 0 || want <= 0 {
 		return
 	}
 	ratio := float64(want) / float64(now)
 	t := &x.slots[s]
+	from := base
 	for _, st := range x.path[first:] {
 		e := x.edges.get(st.edge)
-		e.from = base + int32(math.Round(float64(e.from-base)*ratio))
 		for i := range e.tokens {
-			e.tokens[i] = base + int32(math.Round(float64(e.tokens[i]-base)*ratio))
+			e.tokens[i] = from + int32(math.Round(float64(e.upTo(i+1))*ratio))
 		}
+		e.from, from = from, e.tokens[len(e.tokens)-1]
 		e.learned = true
 		x.charge(t, x.segs.get(st.seg), e)
 	}
@@ -319,9 +328,10 @@ func (x *Index) Answered(c *Chain, s int, tokens int) {
 func (x *Index) Shortfall(c *Chain, s int, tokens int) {
 	x.follow(c, s)
 	t := &x.slots[s]
+	end := 0
 	for _, st := range x.path {
 		g, e := x.segs.get(st.seg), x.edges.get(st.edge)
-		if e.tokens[len(e.tokens)-1] <= int32(tokens) {
+		if end += int(e.upTo(len(e.tokens))); end <= tokens {
 			continue
 		}
 		before := g.before
@@ -347,17 +357,17 @@ func (x *Index) Surplus(s int, blocks int) {
 // TokensAt returns how many tokens there are up to a cut of c, as far as they are
 // known.
 func (x *Index) TokensAt(c *Chain, cut int32) int {
+	sum := 0
 	for i := 0; i <= int(cut); {
 		id, k := x.at(c, i)
 		if k == 0 {
-			break
+			return 0
 		}
-		if i+k > int(cut) {
-			return int(x.edges.get(id).tokens[int(cut)-i])
-		}
+		k = min(k, int(cut)-i+1)
+		sum += int(x.edges.get(id).upTo(k))
 		i += k
 	}
-	return 0
+	return sum
 }
 
 // Held takes proof that slot s held what was predicted of c. If that had not been

@@ -48,6 +48,7 @@ type slot struct {
 	tokens     int     // and uncached tokens
 	decoding   int     // requests prefilled and not done
 	last       time.Time
+	mine       bool // it is of this gateway's part of the replicas
 
 	pace     float64
 	samples  int
@@ -140,6 +141,16 @@ func (s *slot) unlink(l *Lease) {
 	if s.head == nil {
 		s.sum = 0 // no drift from rounding
 	}
+}
+
+// remove takes a lease off the slot and ends it.
+func (s *slot) remove(l *Lease) {
+	if l.state == decoding {
+		s.decoding--
+	} else {
+		s.unlink(l)
+	}
+	l.state = done
 }
 
 func (s *slot) toDecoding(l *Lease) {

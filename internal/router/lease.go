@@ -14,6 +14,7 @@ type Lease struct {
 	slot   *slot
 	req    *Request
 	why    Reason
+	id     uint64 // counts up within the router
 
 	// Guarded by the router's lock.
 	state         state
@@ -44,8 +45,9 @@ const (
 
 // reserve makes the lease and counts it on the slot.
 func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, total int, now time.Time) *Lease {
+	r.leases++
 	l := &Lease{
-		router: r, slot: s, req: req, at: now, stream: req.Stream,
+		router: r, slot: s, req: req, id: r.leases, at: now, stream: req.Stream,
 		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
 		generation: r.index.Generation(s.replica.Slot), work: c.Work, idle: s.head == nil && s.decoding == 0,
 	}
@@ -61,6 +63,8 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		chain := &req.Prompt.Chains[i]
 		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
 	}
+	l.tell(Event{Kind: Routed, Work: l.work, Tokens: l.uncached, Stream: l.stream})
+	l.tellHeld(0, 0)
 	return l
 }
 
@@ -88,6 +92,7 @@ func (l *Lease) Prefilled(now time.Time) {
 	}
 	l.slot.prefilled(l, now)
 	l.confirm()
+	l.tell(Event{Kind: FirstSeen})
 }
 
 func (l *Lease) confirm() {
@@ -149,12 +154,8 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	}
 	s := l.slot
 	s.count(now)
-	if l.state == decoding {
-		s.decoding--
-	} else {
-		s.unlink(l)
-	}
-	l.state = done
+	s.remove(l)
+	l.tell(Event{Kind: Ended})
 	if o.End == Completed && !o.Prefilled {
 		l.confirm() // an answer that was not streamed
 	} else if !o.Prefilled && !l.emptied() {
@@ -215,9 +216,11 @@ func (l *Lease) learn(o *Outcome) {
 		m.factor = min(maxFactor, max(minFactor, m.factor))
 	}
 	r.index.Learn(c, s, o.Prompt)
-	if o.Completion > 1 {
-		r.index.Answered(c, s, o.Completion-1) // the last token was never computed with
+	answer := max(0, o.Completion-1) // the last token was never computed with
+	if answer > 0 {
+		r.index.Answered(c, s, answer)
 	}
+	l.tellHeld(o.Prompt, answer)
 	if !o.CachedKnown || l.req.NoCache {
 		return
 	}

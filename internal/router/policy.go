@@ -32,6 +32,9 @@ type Candidate struct {
 	// Missing is the part of Work that is spent on a beginning which many prompts
 	// share and this replica does not hold.
 	Missing float64
+	// Mine is true on this gateway's part of the replicas, if others share them and
+	// the request has no history: among equals it takes these.
+	Mine bool
 }
 
 // Fleet is what a policy sees of all candidates together.
@@ -43,6 +46,7 @@ type Fleet struct {
 	Sequence uint64      // of the decision, counting up
 	Random   uint64
 	Held     float64 // Busy of the replicas that hold the shared beginning, on average
+	HeldWait float64 // the least Wait of any of them
 	Branches int     // how many ways the shared beginning goes on; 0 if there is none
 	// DecodeTokens is how many tokens of a neighbour's answer a unit of waiting is
 	// weighed against; see [Config.DecodeTokens].
@@ -145,25 +149,34 @@ func (f *Fleet) sequences(pace, n float64) float64 {
 	return f.DecodeTokens * decodeTime * pace * n
 }
 
-// maxUses bounds how many uses a copy of a shared beginning is reckoned to have.
-const maxUses = 256
+// The constants of the credit. The lab chose them: with copyGain 1 sessions under
+// few system prompts stay on the first replicas that computed these, with 8 many
+// shared prompts are copied so often that caches lose more than queues gain;
+// copyWait from 0.02 to 0.2 is level.
+const (
+	copyGain = 3
+	copyWait = 0.1 // of each second that the holders' queues are longer
+	maxUses  = 256 // that a copy is reckoned to have
+)
 
 // credit is what the work on a shared beginning pays back. A system prompt that
 // all sessions have makes its first replica the cheapest for every one of them,
 // and the others stay idle. Computing it once more costs once, and lets all the
 // later sessions choose; that is worth what the holders are busier than this
-// replica, each time the copy will be used. It never pays more than it costs.
+// replica, and their queues longer, each time the copy will be used. It never pays
+// more than it costs.
 func (f *Fleet) credit(c *Candidate, weight float64) float64 {
-	if c.Missing == 0 || f.Branches == 0 || f.Held <= c.Busy {
+	if c.Missing == 0 || f.Branches == 0 {
 		return 0
 	}
-	uses := float64(min(f.Branches, maxUses))
-	return min(weight*c.Missing, uses*f.sequences(c.Pace, f.Held-c.Busy))
+	each := copyGain*f.sequences(c.Pace, max(0, f.Held-c.Busy)) + copyWait*max(0, f.HeldWait-c.Wait)
+	return min(weight*c.Missing, float64(min(f.Branches, maxUses))*each)
 }
 
 // Choose takes the cheapest. Costs within the slack are equal; among those it
-// takes the longest cached prefix, then the replica that the session's hash ranks
-// highest, so that gateways that know the same agree without talking.
+// takes the longest cached prefix, then its own part of the replicas, so that
+// gateways that know of each other late do not all take the same, then the replica
+// that the session's hash ranks highest, so that those that know the same agree.
 func (byPrefix) Choose(f Fleet, c []Candidate) (int, Reason) {
 	weight := f.weight()
 	least := math.Inf(1)
@@ -184,6 +197,13 @@ func (byPrefix) Choose(f Fleet, c []Candidate) (int, Reason) {
 		case c[i].Cached < c[best].Cached:
 			why = Cached
 			continue
+		case c[i].Mine != c[best].Mine:
+			if why == Cost {
+				why = Home
+			}
+			if c[best].Mine {
+				continue
+			}
 		case r > rank || r == rank && c[i].Hash > c[best].Hash:
 			if why == Cost {
 				why = Home

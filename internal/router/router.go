@@ -74,11 +74,15 @@ type Request struct {
 }
 
 // Costs within the slack count as equal. It is narrow for prompts that are new: it
-// only hides what is noise of the estimates. A prompt that continues something is
+// only hides what is noise of the estimates. Where other gateways share the
+// replicas, what they have sent in the last few lags is not known yet, and all of
+// them would take the same that looks idle. A prompt that continues something is
 // worth more where that is held than this one request shows, since it is likely to
 // be continued again: it does not leave for a passing difference.
 const (
 	slack        = 10 * time.Millisecond
+	slackLags    = 3
+	maxSlack     = 100 * time.Millisecond
 	slackHistory = 80 * time.Millisecond
 )
 
@@ -91,6 +95,9 @@ type Router struct {
 	mu       sync.Mutex // guards all below
 	index    *prefix.Index
 	slots    []*slot
+	byHash   map[uint64]*slot // by the replica's hash
+	leases   uint64           // how many there have been
+	share    share
 	models   []modelState // by model index
 	sessions sessions
 	sequence uint64
@@ -129,7 +136,7 @@ func New(cfg Config) (*Router, error) {
 	}
 	return &Router{
 		cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
-		random: rand.New(rand.NewPCG(seed, 1)),
+		random: rand.New(rand.NewPCG(seed, 1)), byHash: map[uint64]*slot{}, share: share{leases: map[peerLease]*Lease{}},
 	}, nil
 }
 
@@ -162,14 +169,16 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 // assess leaves what the request would cost on each of r.chosen in r.candidates.
 func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Time) Fleet {
 	f := Fleet{
-		MinWait: math.Inf(1), Slack: slack.Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: r.random.Uint64(),
+		MinWait: math.Inf(1), HeldWait: math.Inf(1), Slack: r.share.slack().Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: r.random.Uint64(),
 		DecodeTokens: float64(r.cfg.DecodeTokens), Branches: int(known.Branches),
 	}
 	r.sequence++
+	history := false
 	if known.Tokens > known.Shared+prefix.DefaultBlock {
 		// It has a history beyond what many share. Copies of a shared beginning are for
 		// new prompts to make.
-		f.Slack, f.Branches = slackHistory.Seconds(), 0
+		f.Slack, f.Branches = max(f.Slack, slackHistory.Seconds()), 0
+		history = true
 	}
 	pace := r.fleetPace(now)
 	holders, oldest := 0, uint64(1)
@@ -179,6 +188,7 @@ func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Ti
 		*c = Candidate{
 			Hash: s.replica.Hash, Wait: s.wait(now), InFlight: s.queued + s.decoding, Busy: max(s.busy, float64(s.queued+s.decoding)),
 			Pace: s.steadyPace(pace, now), Penalty: s.penaltyAt(now),
+			Mine: s.mine && !history,
 		}
 		if !req.NoCache {
 			c.Cached = min(r.cached[s.replica.Slot], total-1)
@@ -193,6 +203,7 @@ func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Ti
 		} else {
 			holders++
 			f.Held += c.Busy
+			f.HeldWait = min(f.HeldWait, c.Wait)
 		}
 		f.Load += s.loadAt(now) / float64(len(r.chosen))
 		f.MinWait = min(f.MinWait, c.Wait)
@@ -204,6 +215,8 @@ func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Ti
 	}
 	if holders > 0 {
 		f.Held /= float64(holders)
+	} else {
+		f.HeldWait = 0
 	}
 	return f
 }
@@ -256,6 +269,8 @@ func (r *Router) slot(rep *replica.Replica) *slot {
 	}
 	if r.slots[rep.Slot] == nil {
 		r.slots[rep.Slot] = newSlot(rep)
+		r.byHash[rep.Hash] = r.slots[rep.Slot]
+		r.divide()
 	}
 	return r.slots[rep.Slot]
 }

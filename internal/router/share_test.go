@@ -1,0 +1,230 @@
+package router
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
+)
+
+// pair is two routers over the same replicas; what the first does reaches the
+// second when the test says so.
+type pair struct {
+	one, two *fleet
+	told     []Event
+}
+
+func newPair(t *testing.T, n int) *pair {
+	p := &pair{one: newFleet(t, n), two: newFleet(t, n)}
+	for _, f := range []*fleet{p.one, p.two} {
+		for _, rep := range f.model.Replicas {
+			f.r.Told(rep, replica.Facts{BlockSize: 16, Blocks: 10_000})
+		}
+	}
+	p.one.r.Report(func(e Event) {
+		event := e
+		if e.Chain != nil { // it is valid during the call alone
+			chain := prefix.Chain{Cuts: append([]prefix.Cut(nil), e.Chain.Cuts...), Tokens: e.Chain.Tokens, Exact: e.Chain.Exact}
+			event.Chain = &chain
+		}
+		p.told = append(p.told, event)
+	})
+	return p
+}
+
+// deliver brings the second up to the first, except for the kinds that are lost.
+func (p *pair) deliver(lost ...EventKind) {
+	for i := range p.told {
+		skip := false
+		for _, kind := range lost {
+			skip = skip || p.told[i].Kind == kind
+		}
+		if !skip {
+			p.two.r.Apply(1, &p.told[i], p.one.now)
+		}
+	}
+	p.told = p.told[:0]
+}
+
+func TestWhatAnotherGatewayHasSentCountsHereUntilItIsOver(t *testing.T) {
+	p := newPair(t, 3)
+	long := p.one.prompt(`{"messages":[{"role":"user","content":"` + strings.Repeat("a long story. ", 4000) + `"}]}`)
+	lease := p.one.acquire(&Request{Prompt: long, Stream: true})
+	p.deliver()
+	busy := func() State { return p.two.r.States(p.one.now)[lease.Replica().Slot] }
+	if s := busy(); s.InFlight != 1 || s.Decoding != 0 || s.Wait < 0.9*lease.Predicted().Seconds()-startOverhead || s.PendingTokens == 0 {
+		t.Errorf("after it was routed: %+v", s)
+	}
+	if got := p.two.acquire(&Request{Prompt: p.two.prompt(`{"messages":[{"role":"user","content":"short"}]}`)}); got.Replica().Slot == lease.Replica().Slot {
+		t.Error("a new prompt goes where another gateway has just sent a long one")
+	} else {
+		got.Done(Outcome{End: Canceled}, p.one.now)
+	}
+	p.one.pass(time.Second)
+	lease.Prefilled(p.one.now)
+	p.deliver()
+	if s := busy(); s.InFlight != 1 || s.Decoding != 1 || s.PendingTokens != 0 {
+		t.Errorf("after its prefill: %+v", s)
+	}
+	lease.Done(Outcome{End: Completed, Prefilled: true, Prompt: 14_000, Completion: 20}, p.one.now)
+	p.deliver()
+	if s := busy(); s.InFlight != 0 {
+		t.Errorf("after its end: %+v", s)
+	}
+	p.two.idle()
+}
+
+func TestWhatAnotherGatewaysReplicasHoldIsFoundHere(t *testing.T) {
+	p := newPair(t, 4)
+	body := `{"messages":[{"role":"system","content":"` + strings.Repeat("Be brief and kind. ", 300) + `"},{"role":"user","content":"hello"}]}`
+	held := p.one.serve(&Request{Prompt: p.one.prompt(body)})
+	p.deliver()
+	got := p.two.acquire(&Request{Prompt: p.two.prompt(body)})
+	if _, cached := got.Tokens(); got.Replica().Slot != held.Replica().Slot || cached < 1000 {
+		t.Errorf("it goes to replica %d with %d tokens, replica %d holds it", got.Replica().Slot, cached, held.Replica().Slot)
+	}
+}
+
+func TestEventsThatAreLostOrStrangeDoNoHarm(t *testing.T) {
+	for _, lost := range [][]EventKind{{Routed}, {FirstSeen}, {Holds}, {Routed, FirstSeen}} {
+		p := newPair(t, 2)
+		p.one.serve(&Request{Prompt: p.one.prompt(`{"messages":[{"role":"user","content":"hello"}]}`)})
+		p.deliver(lost...)
+		p.two.idle()
+	}
+	p := newPair(t, 2)
+	known := p.two.model.Replicas[0].Hash
+	for _, e := range []Event{{Kind: Routed, Replica: 99}, {Kind: Ended, Replica: known, Lease: 5}, {Kind: FirstSeen, Replica: known, Lease: 5}, {Kind: 200, Replica: known}} {
+		p.two.r.Apply(1, &e, p.one.now)
+	}
+	again := Event{Kind: Routed, Replica: known, Lease: 7, Work: 1, Tokens: 100}
+	p.two.r.Apply(1, &again, p.one.now)
+	p.two.r.Apply(1, &again, p.one.now) // a stream that is read twice
+	p.two.r.Apply(1, &Event{Kind: Ended, Replica: known, Lease: 7}, p.one.now)
+	p.two.idle()
+}
+
+// TestNothingOfAnotherGatewayLeaks: whatever the order in which requests end, the
+// others' account is empty when all have.
+func TestNothingOfAnotherGatewayLeaks(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	p := newPair(t, 4)
+	var open []*Lease
+	for i := range 3000 {
+		p.one.pass(time.Duration(rnd.IntN(20)) * time.Millisecond)
+		if len(open) == 0 || rnd.IntN(2) == 0 {
+			open = append(open, p.one.acquire(&Request{Stream: rnd.IntN(2) == 0, Prompt: p.one.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d"}]}`, i%50))}))
+		} else {
+			j := rnd.IntN(len(open))
+			l := open[j]
+			open = append(open[:j], open[j+1:]...)
+			prefilled := rnd.IntN(2) == 0
+			if prefilled {
+				l.Prefilled(p.one.now)
+			}
+			l.Done(Outcome{End: End(rnd.IntN(5)), Prefilled: prefilled}, p.one.now)
+		}
+		if rnd.IntN(10) == 0 {
+			p.deliver()
+		}
+	}
+	for _, l := range open {
+		l.Done(Outcome{End: Canceled}, p.one.now)
+	}
+	p.deliver()
+	p.two.idle()
+	if n := len(p.two.r.share.leases); n > 0 {
+		t.Errorf("%d leases of the other are left", n)
+	}
+}
+
+func TestEachGatewayHasItsPartOfTheReplicas(t *testing.T) {
+	const gateways, replicas = 3, 8
+	counts := map[int]int{}
+	for g := range gateways {
+		f := newFleet(t, replicas)
+		f.r.Peers(g, gateways, 20*time.Millisecond)
+		for i := range 200 {
+			l := f.acquire(&Request{Prompt: f.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d of %d"}]}`, i, g))})
+			if !l.slot.mine {
+				t.Fatalf("gateway %d sends a new prompt to another's part of an idle fleet", g)
+			}
+			l.Done(Outcome{End: Canceled}, f.now)
+			f.pass(time.Second)
+		}
+		for _, s := range f.r.slots {
+			if s.mine {
+				counts[s.replica.Slot]++
+			}
+		}
+		f.r.Peers(0, 1, 0)
+		for _, s := range f.r.slots {
+			if s.mine {
+				t.Error("a gateway that is alone still has a part of its own")
+			}
+		}
+	}
+	for slot, n := range counts {
+		if n != 1 {
+			t.Errorf("replica %d is of %d gateways' parts", slot, n)
+		}
+	}
+	if len(counts) != replicas {
+		t.Errorf("%d of %d replicas are of somebody's part", len(counts), replicas)
+	}
+}
+
+// BenchmarkAcquire is one decision: a prompt of 512 blocks that a few replicas hold
+// in part, from the lookup to the reservation, and its end.
+func BenchmarkAcquire(b *testing.B) {
+	for _, n := range []int{2, 8, 64, 256} {
+		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
+			r, err := New(DefaultConfig())
+			if err != nil {
+				b.Fatal(err)
+			}
+			model := &replica.Model{Name: "m", Index: 1}
+			for i := range n {
+				rep := replica.Virtual(fmt.Sprintf("r%d:80", i), i)
+				model.Replicas = append(model.Replicas, rep)
+				r.Told(rep, replica.Facts{BlockSize: 16, Blocks: 1 << 20})
+			}
+			const system, tails = 256, 1000
+			prompts := make([]*prefix.Prompt, tails)
+			for i := range prompts {
+				c := prefix.Chain{Tokens: 512 * 16}
+				for j := range 512 {
+					hash := prefix.Hash(j + 1)
+					if j >= system {
+						hash = prefix.Hash(1_000_000*(i+1) + j)
+					}
+					c.Cuts = append(c.Cuts, prefix.Cut{Hash: hash, Tokens: int32(16 * (j + 1))})
+				}
+				prompts[i] = &prefix.Prompt{Chains: []prefix.Chain{c}, Tokens: int(c.Tokens), Home: prefix.Hash(i)}
+			}
+			now := epoch
+			one := func(i int) {
+				l, err := r.Acquire(&Request{Prompt: prompts[i%tails], Model: model, Stream: true}, now)
+				if err != nil {
+					b.Fatal(err)
+				}
+				now = now.Add(time.Millisecond)
+				l.Prefilled(now)
+				l.Done(Outcome{End: Completed, Prefilled: true}, now)
+			}
+			for i := range tails {
+				one(i)
+			}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i++
+				one(i)
+			}
+		})
+	}
+}

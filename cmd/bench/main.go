@@ -65,6 +65,9 @@ func simulate(args []string, out io.Writer) error {
 	seed := fs.Uint64("seed", 1, "of arrivals and of random choices")
 	slo := fs.Duration("slo", time.Second, "time to first token to be kept")
 	wrong := fs.Float64("tokens-wrong", 1, "`factor` by which the gateway misjudges tokens before engines have told them")
+	gateways := fs.Int("gateways", 1, "how many `gateways` share the load, each with a view of its own")
+	loadLag := fs.Duration("load-lag", 20*time.Millisecond, "how late a gateway learns what another has sent; negative is never")
+	prefixLag := fs.Duration("prefix-lag", 250*time.Millisecond, "how late a gateway learns what replicas hold by another's requests; negative is never")
 	asJSON := fs.Bool("json", false, "print JSON, a line for each policy and workload")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -93,7 +96,7 @@ func simulate(args []string, out io.Writer) error {
 		}
 		for policy := range strings.SplitSeq(*policies, ",") {
 			requests := w.Make(rand.New(rand.NewPCG(*seed, 1)))
-			r, err := lab.Simulate(lab.Scenario{Replicas: w.Replicas, Engine: config, Policy: policy, Seed: *seed, Wrong: *wrong}, requests)
+			r, err := lab.Simulate(lab.Scenario{Replicas: w.Replicas, Engine: config, Policy: policy, Seed: *seed, Wrong: *wrong, Gateways: *gateways, LoadLag: lag(*loadLag), PrefixLag: lag(*prefixLag)}, requests)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", w.Name, policy, err)
 			}
@@ -109,6 +112,14 @@ func simulate(args []string, out io.Writer) error {
 		}
 	}
 	return table.Flush()
+}
+
+// lag returns what a flag of a lag means.
+func lag(d time.Duration) time.Duration {
+	if d < 0 {
+		return lab.Never
+	}
+	return d
 }
 
 // choose returns the workloads that the flags name.

@@ -20,12 +20,20 @@ import (
 // references are the rules by name.
 var references = []string{"least-requests", "session", "chwbl", "sglang", "sglang-lib", "llm-d", "dynamo"}
 
+// bounds are not rules that a gateway could have: oracle is our own with the truth
+// instead of estimates, pooled has one cache for all replicas and only balances
+// their queues.
+var bounds = []string{oracle, pooled}
+
 // Policies lists every policy that can be simulated.
-func Policies() []string { return append(router.Policies(), references...) }
+func Policies() []string { return slices.Concat(router.Policies(), references, bounds) }
 
 func newBalancer(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) (balancer, error) {
 	if slices.Contains(router.Policies(), s.Policy) {
 		return newRouted(s)
+	}
+	if slices.Contains(bounds, s.Policy) {
+		return &bound{s: s, engines: engines, random: rnd}, nil
 	}
 	b := newReference(s, engines, rnd)
 	for i := range s.Replicas {

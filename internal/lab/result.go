@@ -9,23 +9,36 @@ import (
 type Result struct {
 	Policy   string
 	TTFT     []time.Duration // of each request, in the order of ending
+	Sent     []time.Duration // when each of these was sent
 	TPOT     []time.Duration // of those with more than one token
+	Misses   []time.Duration // between the expected first token and the real one, of those that were expected
 	Prompt   int             // tokens of all prompts
 	Cached   int             // of these, found in caches
 	Computed uint64          // prompt tokens that engines computed, preempted ones again
 	Output   int
 	Load     []int // requests by replica
+	Arrivals []Arrival
 	Span     time.Duration
 }
 
 func (r *Result) add(f *flight, now time.Duration) {
 	r.TTFT = append(r.TTFT, f.first-f.sent)
+	r.Sent = append(r.Sent, f.sent)
 	if n := f.Answer.Tokens; n > 1 {
 		r.TPOT = append(r.TPOT, (now-f.first)/time.Duration(n-1))
+	}
+	if f.expects > 0 {
+		r.Misses = append(r.Misses, (f.first - f.sent - f.expects).Abs())
 	}
 	r.Prompt += f.tokens
 	r.Cached += f.cached
 	r.Output += f.Answer.Tokens
+}
+
+// Arrival says when a request came and which replica it went to.
+type Arrival struct {
+	At      time.Duration
+	Replica int
 }
 
 // Summary is a result in numbers; times are in seconds.

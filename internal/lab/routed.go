@@ -15,6 +15,8 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // routed is the gateway's own router.
 type routed struct {
+	s       Scenario
+	all     []*replica.Replica
 	router  *router.Router
 	model   *replica.Model
 	wrong   float64
@@ -28,24 +30,39 @@ func newRouted(s Scenario) (*routed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &routed{router: r, model: &replica.Model{Name: "model", Index: 1}, wrong: s.Wrong, noUsage: s.NoUsage}
+	b := &routed{s: s, router: r, model: &replica.Model{Name: "model", Index: 1}, wrong: s.Wrong, noUsage: s.NoUsage}
 	for i := range s.Replicas {
 		rep := replica.Virtual(fmt.Sprintf("replica-%d:8000", i), i)
-		b.model.Replicas = append(b.model.Replicas, rep)
-		r.Told(rep, replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.Engine.Blocks})
+		b.all = append(b.all, rep)
+		facts := replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.Engine.Blocks}
+		if s.Capacity != 0 {
+			facts.Blocks = int(max(0, s.Capacity) * float64(s.Engine.Blocks))
+		}
+		r.Told(rep, facts)
 	}
 	return b, nil
 }
 
 func (b *routed) choose(now time.Duration, f *flight) int {
+	b.join(now)
 	p := &prefix.Prompt{Chains: []prefix.Chain{chainOf(f.Request, b.wrong)}, Home: prefix.Hash(f.Session)}
 	p.Tokens = int(p.Chains[0].Tokens)
-	lease, err := b.router.Acquire(&router.Request{Prompt: p, Model: b.model, Stream: true}, epoch.Add(now))
+	lease, err := b.router.Acquire(&router.Request{Prompt: p, Model: b.model, Policy: b.s.Custom, Stream: true}, epoch.Add(now))
 	if err != nil {
 		panic("BUG: every virtual replica is ready: " + err.Error())
 	}
-	f.state = lease
+	f.state, f.expects = lease, lease.Predicted()
 	return lease.Replica().Slot
+}
+
+// join makes the replicas those that are there.
+func (b *routed) join(now time.Duration) {
+	b.model.Replicas = b.model.Replicas[:0]
+	for i, rep := range b.all {
+		if i >= len(b.s.Joins) || b.s.Joins[i] <= now {
+			b.model.Replicas = append(b.model.Replicas, rep)
+		}
+	}
 }
 
 func (b *routed) prefilled(now time.Duration, f *flight) {

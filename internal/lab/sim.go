@@ -3,10 +3,12 @@ package lab
 import (
 	"container/heap"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/mockvllm"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Scenario is a fleet and what routes to it.
@@ -20,14 +22,36 @@ type Scenario struct {
 	Wrong float64
 	// NoUsage makes engines tell nothing about tokens.
 	NoUsage bool
+	// Slow is how many times longer each replica's steps take, by replica; those that
+	// are not named take 1.
+	Slow []float64
+	// Joins is when each replica is there to be chosen, by replica; those that are not
+	// named are from the beginning. Only our own policies know of it.
+	Joins []time.Duration
+	// Capacity multiplies the blocks that replicas tell of their caches; 0 is 1, below
+	// 0 they tell nothing.
+	Capacity float64
+	// Custom is a policy of no name, to be used instead of Policy.
+	Custom router.Policy
+	// Gateways is how many there are in front of the replicas, each with a view of its
+	// own; requests come to them at random. 0 is 1.
+	Gateways int
+	// LoadLag and PrefixLag are how late a gateway learns what another has sent and
+	// what replicas hold by that; [Never] is not at all. Only our own policies share.
+	LoadLag, PrefixLag time.Duration
 }
+
+// Never is the lag of what is not shared.
+const Never = time.Duration(math.MaxInt64)
 
 // flight is a request on its way.
 type flight struct {
 	*Request
 	sent    time.Duration
+	gateway int
 	replica int
 	first   time.Duration
+	expects time.Duration // until the first token, by the balancer; 0 if it does not say
 	cached  int
 	tokens  int
 	state   any // the balancer's own
@@ -40,11 +64,13 @@ type balancer interface {
 	done(now time.Duration, f *flight)
 }
 
-// event is an arrival, or the end of an engine's step.
+// event is an arrival, the end of an engine's step or a gateway's word to the others.
 type event struct {
 	at      time.Duration
 	order   uint64 // of events at the same time
 	arrival *Request
+	word    *router.Event
+	from    int // of word
 	replica int
 }
 
@@ -75,41 +101,81 @@ type fleet struct {
 	flights []map[uint64]*flight
 	events  queue
 	order   uint64
-	by      balancer
+	by      []balancer // by gateway
+	random  *rand.Rand
+	now     time.Duration
 	result  Result
 }
 
 // Simulate runs the requests through the scenario.
 func Simulate(s Scenario, requests []*Request) (*Result, error) {
-	f := &fleet{s: s, result: Result{Policy: s.Policy, Load: make([]int, s.Replicas)}}
-	for range s.Replicas {
-		f.engines = append(f.engines, mockvllm.NewEngine(s.Engine))
-		f.next = append(f.next, mockvllm.Idle)
-		f.flights = append(f.flights, map[uint64]*flight{})
+	f := &fleet{
+		s: s, result: Result{Policy: s.Policy, Load: make([]int, s.Replicas)}, random: rand.New(rand.NewPCG(s.Seed, 78)),
+		engines: enginesOf(s), flights: make([]map[uint64]*flight, s.Replicas), next: make([]time.Duration, s.Replicas),
 	}
-	var err error
-	if f.by, err = newBalancer(s, f.engines, rand.New(rand.NewPCG(s.Seed, 77))); err != nil {
-		return nil, err
+	for i := range f.engines {
+		f.flights[i], f.next[i] = map[uint64]*flight{}, mockvllm.Idle
+	}
+	for g := range max(1, s.Gateways) {
+		b, err := newBalancer(s, f.engines, rand.New(rand.NewPCG(s.Seed, 77+uint64(g)<<8)))
+		if err != nil {
+			return nil, err
+		}
+		f.by = append(f.by, b)
+		if own, ok := b.(*routed); ok && s.Gateways > 1 {
+			if s.LoadLag != Never {
+				own.router.Peers(g, s.Gateways, s.LoadLag)
+			}
+			own.router.Report(func(e router.Event) { f.share(g, e) })
+		}
 	}
 	for _, r := range requests {
 		f.push(event{at: r.At, arrival: r})
 	}
 	for f.events.Len() > 0 {
 		e := heap.Pop(&f.events).(event)
+		f.now = e.at
 		switch {
 		case e.arrival != nil:
 			if err := f.arrive(e.at, e.arrival); err != nil {
 				return nil, err
 			}
+		case e.word != nil:
+			f.hear(e)
+			continue
 		case f.next[e.replica] == e.at:
 			f.step(e.at, e.replica)
 		}
 		f.result.Span = e.at
 	}
-	for _, e := range f.engines {
+	for i, e := range f.engines {
+		if n := len(f.flights[i]); n > 0 {
+			return nil, fmt.Errorf("BUG: %d requests were never answered", n)
+		}
 		f.result.Computed += e.Counters().ComputedTokens
 	}
 	return &f.result, nil
+}
+
+// share sends a gateway's word to the others.
+func (f *fleet) share(from int, e router.Event) {
+	lag := f.s.LoadLag
+	if e.Kind == router.Holds {
+		lag = f.s.PrefixLag
+	}
+	if lag == Never {
+		return
+	}
+	f.push(event{at: f.now + lag, word: &e, from: from})
+}
+
+// hear tells every gateway but the sender.
+func (f *fleet) hear(e event) {
+	for g, b := range f.by {
+		if own, ok := b.(*routed); ok && g != e.from {
+			own.router.Apply(uint64(e.from), e.word, epoch.Add(e.at))
+		}
+	}
 }
 
 func (f *fleet) push(e event) {
@@ -119,9 +185,10 @@ func (f *fleet) push(e event) {
 }
 
 func (f *fleet) arrive(now time.Duration, r *Request) error {
-	fl := &flight{Request: r, sent: now, tokens: r.Tokens()}
-	fl.replica = f.by.choose(now, fl)
+	fl := &flight{Request: r, sent: now, tokens: r.Tokens(), gateway: f.random.IntN(len(f.by))}
+	fl.replica = f.by[fl.gateway].choose(now, fl)
 	f.result.Load[fl.replica]++
+	f.result.Arrivals = append(f.result.Arrivals, Arrival{now, fl.replica})
 	id, err := f.engines[fl.replica].Submit(mockvllm.Request{Prompt: tokenIDs(r.Runs, fl.tokens), Output: tokenIDs([]Run{r.Answer}, r.Answer.Tokens)})
 	if err != nil {
 		return fmt.Errorf("a request of %d tokens: %w", fl.tokens, err)
@@ -149,13 +216,13 @@ func (f *fleet) step(now time.Duration, replica int) {
 		fl := f.flights[replica][e.ID]
 		if fl.first == 0 {
 			fl.first, fl.cached = now, e.Cached
-			f.by.prefilled(now, fl)
+			f.by[fl.gateway].prefilled(now, fl)
 		}
 		if !e.Finished {
 			continue
 		}
 		delete(f.flights[replica], e.ID)
-		f.by.done(now, fl)
+		f.by[fl.gateway].done(now, fl)
 		f.result.add(fl, now)
 		if n := fl.Next; n != nil {
 			f.push(event{at: now + fl.Think, arrival: n})

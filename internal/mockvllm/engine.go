@@ -102,6 +102,18 @@ func NewEngine(cfg Config) *Engine {
 	return &Engine{cfg: cfg, kv: newKVCache(cfg.Blocks), byID: map[uint64]*sequence{}}
 }
 
+// NewPooled returns n engines that share one KV cache of n times the blocks: what none of them can have, and a bound on
+// what routing between them can reach. A step on one sees what the others have scheduled.
+func NewPooled(cfg Config, n int) []*Engine {
+	cfg = cfg.withDefaults()
+	kv := newKVCache(n*(cfg.Blocks-1) + 1)
+	engines := make([]*Engine, n)
+	for i := range engines {
+		engines[i] = &Engine{cfg: cfg, kv: kv, byID: map[uint64]*sequence{}}
+	}
+	return engines
+}
+
 // Submit puts a request at the end of the queue and returns its id. It starts at the first step scheduled after this
 // call: when the engine was idle the owner must call [Engine.Step] now.
 func (e *Engine) Submit(r Request) (uint64, error) {
@@ -150,6 +162,44 @@ func (e *Engine) Counters() Counters {
 	c.Running, c.Waiting = len(e.running), len(e.waiting)
 	c.UsedBlocks, c.MaxBlocks = e.kv.used(), e.kv.usable()
 	return c
+}
+
+// Backlog returns the time that the engine needs for all prefill it has taken on, with the cache as it is now, and for
+// the rest of the step under way. It is the truth that routing estimates.
+func (e *Engine) Backlog(now time.Duration) time.Duration {
+	var sum time.Duration
+	if e.busy {
+		sum = max(0, e.end-now)
+	}
+	for _, s := range e.running {
+		if n := len(s.Prompt) - s.computed; n > 0 {
+			sum += e.PrefillCost(s.computed, n)
+		}
+	}
+	for _, s := range e.waiting {
+		cached := e.Cached(s.hashes, len(s.tokens))
+		sum += e.PrefillCost(cached, len(s.tokens)-cached)
+	}
+	return sum
+}
+
+// PrefillCost returns the time of prefilling n tokens behind cached ones, without the fixed part of its steps.
+func (e *Engine) PrefillCost(cached, n int) time.Duration {
+	pairs := float64(n)*float64(cached) + float64(n)*float64(n+1)/2
+	return time.Duration(n)*e.cfg.PrefillPerToken + time.Duration(pairs*e.cfg.AttentionPerPair)
+}
+
+// Hashes returns the chain of a request's blocks.
+func (e *Engine) Hashes(r Request) []uint64 {
+	s := &sequence{Request: r, tokens: r.Prompt}
+	e.hash(s)
+	return s.hashes
+}
+
+// Cached returns how many of a prompt's tokens would be found in the cache now; hashes are its [Engine.Hashes].
+func (e *Engine) Cached(hashes []uint64, tokens int) int {
+	e.hits = e.kv.match(e.hits[:0], hashes[:min(len(hashes), (tokens-1)/e.cfg.BlockSize)])
+	return len(e.hits) * e.cfg.BlockSize
 }
 
 // Step ends the step under way if now has reached its end, returns what it produced, and schedules the next one. next

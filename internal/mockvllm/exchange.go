@@ -285,10 +285,13 @@ func (x *exchange) strike() error {
 // disrupt resets the connection or answers no more.
 func (x *exchange) disrupt() error {
 	switch {
-	case x.fault.Cut:
+	case x.fault.Cut, x.fault.Garbage:
 		conn, _, err := x.rc.Hijack()
 		if err != nil {
 			panic(http.ErrAbortHandler)
+		}
+		if x.fault.Garbage {
+			_, _ = conn.Write([]byte("\x00\xffHTTP/9 what\r\ndata: {\x01\n\n"))
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
 			_ = tcp.SetLinger(0) // close with RST, as a killed process does with unread data

@@ -24,14 +24,16 @@ type Faults struct {
 	HeaderDelay time.Duration `json:"header_delay"` // before anything else
 	EventDelay  time.Duration `json:"event_delay"`  // between the events of a stream
 
-	// After is how many stream events are sent before Cut, Error or Hang strikes, or how many tokens before Abort. With
-	// 0 Cut and Hang strike before any byte. Answers that are not streamed are cut in the middle of the body when After
+	// After is how many stream events are sent before Cut, Garbage, Error or Hang strikes, or how many tokens before
+	// Abort. With 0 Cut, Garbage and Hang strike before any byte. Answers that are not streamed are cut in the middle of the body when After
 	// is above 0.
 	After int  `json:"after"`
-	Cut   bool `json:"cut"`   // reset the connection
-	Error bool `json:"error"` // error event and [DONE]; status 500 if not streamed
-	Hang  bool `json:"hang"`  // no further byte until the client or the server goes
-	Abort bool `json:"abort"` // finish_reason abort in a clean-looking answer
+	Cut   bool `json:"cut"` // reset the connection
+	// Garbage is Cut after some bytes that are no HTTP or no event.
+	Garbage bool `json:"garbage"`
+	Error   bool `json:"error"` // error event and [DONE]; status 500 if not streamed
+	Hang    bool `json:"hang"`  // no further byte until the client or the server goes
+	Abort   bool `json:"abort"` // finish_reason abort in a clean-looking answer
 
 	Loading bool `json:"loading"` // GET /health and /ping answer 503
 }

@@ -68,12 +68,12 @@ func (p *Prompt) Read(r *openai.Request) error {
 			p.Home = cuts[len(cuts)-1].Hash
 		}
 	}
+	clear(p.members[:cap(p.members)]) // spans of the request, which need not live as long as the prompt
 	return p.err
 }
 
-// Reset lets go of the last request, whose spans the memory still holds.
+// Reset lets go of the last request.
 func (p *Prompt) Reset() {
-	clear(p.members[:cap(p.members)])
 	p.Chains, p.Tokens, p.Home = p.Chains[:0], 0, 0
 }
 

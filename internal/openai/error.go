@@ -17,6 +17,7 @@ type Error struct {
 	Param      string        // the offending field, "" for null
 	Message    string        // for people
 	RetryAfter time.Duration // > 0: sent as Retry-After, in whole seconds
+	Final      bool          // sent as x-should-retry: false, by which SDKs know not to send the request again
 }
 
 // Error returns the message.
@@ -32,6 +33,9 @@ func (e *Error) Write(w http.ResponseWriter) {
 	h.Set("Content-Type", "application/json")
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
+	}
+	if e.Final {
+		h.Set("X-Should-Retry", "false")
 	}
 	body := e.JSON()
 	h.Set("Content-Length", strconv.Itoa(len(body)))

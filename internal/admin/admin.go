@@ -5,9 +5,11 @@ package admin
 import (
 	"crypto/subtle"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -24,7 +26,7 @@ type Admin struct {
 	Pool     *replica.Pool
 	Router   *router.Router
 	Ready    func() bool // whether the gateway wants traffic
-	Token    string      // opens profiles to other hosts; "" does not
+	Token    string      // opens profiles and draining to other hosts; "" does not
 }
 
 // Handler returns the handler of the admin address.
@@ -39,6 +41,7 @@ func (a *Admin) Handler() http.Handler {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	r.Get("/replicas", a.replicas)
+	r.With(a.private, http.NewCrossOriginProtection().Handler).Post("/replicas/*", a.drain)
 	r.Handle("/metrics", promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	r.Route("/debug/pprof", func(r chi.Router) {
 		r.Use(a.private)
@@ -73,6 +76,8 @@ type Replica struct {
 	Rank          *int     `json:"rank,omitempty"` // of several engines behind the URL
 	Ready         bool     `json:"ready"`
 	Sleeping      bool     `json:"sleeping"`
+	State         string   `json:"state"`    // new, ready, marked (down by its traffic) or down
+	Draining      bool     `json:"draining"` // no new requests, because an operator said so
 	Models        []string `json:"models"`
 	InFlight      int      `json:"in_flight"`
 	Decoding      int      `json:"decoding"`
@@ -91,6 +96,27 @@ type Replica struct {
 	Cached        float64  `json:"engine_cached_tokens"` // of the prompt tokens
 }
 
+// drain is POST /replicas/{id}/drain and /replicas/{id}/undrain; an id may have
+// slashes in it.
+func (a *Admin) drain(w http.ResponseWriter, r *http.Request) {
+	rest := strings.TrimPrefix(r.URL.Path, "/replicas/")
+	id, on := strings.CutSuffix(rest, "/drain")
+	if !on {
+		var off bool
+		if id, off = strings.CutSuffix(rest, "/undrain"); !off {
+			http.Error(w, "POST /replicas/{id}/drain or /replicas/{id}/undrain", http.StatusNotFound)
+			return
+		}
+	}
+	replica := a.Pool.Replica(id)
+	if replica == nil {
+		http.Error(w, fmt.Sprintf("there is no replica %q: GET /replicas lists the ids", id), http.StatusNotFound)
+		return
+	}
+	replica.Drain(on)
+	w.WriteHeader(http.StatusNoContent)
+}
+
 func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
 	set := a.Pool.Set()
 	states := map[int]router.State{}
@@ -101,7 +127,7 @@ func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
 	for _, r := range set.Replicas {
 		f, s := r.Facts(), states[r.Slot]
 		v := Replica{
-			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, Models: []string{},
+			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, State: r.State(), Draining: r.Draining(), Models: []string{},
 			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,
 			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage, Prompt: f.Prompt, Cached: f.Cached,
 		}

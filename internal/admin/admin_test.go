@@ -20,6 +20,11 @@ const outside = "192.0.2.7:1234"
 // page asks a fresh admin handler for a path.
 func page(t *testing.T, a *admin.Admin, from, path string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
+	return send(t, http.MethodGet, a, from, path, header...)
+}
+
+func send(t *testing.T, method string, a *admin.Admin, from, path string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
 	route, err := router.New(router.DefaultConfig())
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +39,7 @@ func page(t *testing.T, a *admin.Admin, from, path string, header ...string) *ht
 	if a.Ready == nil {
 		a.Ready = func() bool { return true }
 	}
-	r := httptest.NewRequest(http.MethodGet, path, nil)
+	r := httptest.NewRequest(method, path, nil)
 	r.RemoteAddr = from
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
@@ -66,6 +71,22 @@ func TestProfilesAreForThisHostOrTheToken(t *testing.T) {
 	f("outside with the token", "secret", outside, 200, "Authorization", "Bearer secret")
 	f("outside that says it is this host", "", outside, 403, "X-Forwarded-For", "127.0.0.1", "X-Real-Ip", "127.0.0.1")
 	f("no address", "", "", 403)
+}
+
+func TestDrainingIsForThisHostOrTheToken(t *testing.T) {
+	f := func(from string, want int, header ...string) {
+		t.Helper()
+		for _, path := range []string{"/replicas/127.0.0.1:1/drain", "/replicas/127.0.0.1:1/undrain"} {
+			if w := send(t, http.MethodPost, &admin.Admin{Token: "secret"}, from, path, header...); w.Code != want {
+				t.Errorf("%s from %s: %d, want %d", path, from, w.Code, want)
+			}
+		}
+	}
+	f("127.0.0.1:1234", 204)
+	f(outside, 403)
+	f(outside, 403, "Authorization", "Bearer wrong")
+	f(outside, 204, "Authorization", "Bearer secret")
+	f("127.0.0.1:1234", 403, "Origin", "http://elsewhere.example")
 }
 
 func TestHealth(t *testing.T) {

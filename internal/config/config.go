@@ -25,7 +25,7 @@ type Config struct {
 	// not reach it.
 	Admin string `yaml:"admin"`
 	// AdminToken lets requests that do not come from this host see the profiles on
-	// the admin address; without it they cannot.
+	// the admin address and drain replicas; without it they cannot.
 	AdminToken string `yaml:"admin_token"`
 	// LogLevel is debug, info, warn or error. Info has one line for each request.
 	LogLevel slog.Level `yaml:"log_level"`
@@ -64,7 +64,7 @@ func Env(name string) string {
 // structs' yaml tags, which a test compares.
 var keys = map[string]string{
 	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-timeout": "drain_timeout",
-	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval",
+	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
 	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens",
 	"max-body-bytes": "proxy.max_body_bytes", "attempts": "proxy.attempts", "connect-timeout": "proxy.connect_timeout", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
@@ -77,7 +77,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
 	fs.StringVar(&c.Listen, "listen", c.Listen, "`address` for clients")
 	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
-	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof on the admin address to other hosts")
+	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof and the draining of replicas on the admin address to other hosts")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after a stop signal")
 	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port; give it once for each")
@@ -85,6 +85,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Replica.ProbeInterval, "probe-interval", c.Replica.ProbeInterval, "time between two probes of a replica")
 	fs.DurationVar(&c.Replica.ProbeTimeout, "probe-timeout", c.Replica.ProbeTimeout, "time that a probe may take")
 	fs.DurationVar(&c.Replica.ScrapeInterval, "scrape-interval", c.Replica.ScrapeInterval, "time between two readings of a replica's /metrics")
+	fs.BoolVar(&c.Replica.WarmUp, "warm-up", c.Replica.WarmUp, "have a new or returned replica answer one tiny request before it gets others")
 	fs.StringVar(&c.Router.Policy, "policy", c.Router.Policy, "routing `policy`: "+strings.Join(router.Policies(), ", "))
 	fs.Int64Var(&c.Router.IndexBytes, "index-bytes", c.Router.IndexBytes, "memory for the index of prefixes, in `bytes`")
 	fs.DurationVar(&c.Router.SessionSlack, "session-slack", c.Router.SessionSlack, "how much longer a session waits for its own replica than elsewhere before it moves")

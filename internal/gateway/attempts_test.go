@@ -46,10 +46,10 @@ func TestFailedAttemptGoesElsewhereWithTheWholeBody(t *testing.T) {
 	}
 	half := func(end func(http.ResponseWriter)) func(*worker) {
 		return func(w *worker) {
-			w.early = func(w http.ResponseWriter, r *http.Request) {
+			w.answer(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.CopyN(io.Discard, r.Body, r.ContentLength/2)
 				end(w)
-			}
+			})
 		}
 	}
 	abort := func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
@@ -60,14 +60,14 @@ func TestFailedAttemptGoesElsewhereWithTheWholeBody(t *testing.T) {
 	f("closed after half of a big body", big, "error", half(abort))
 	f("reset after half of a big body", big, "error", half(reset))
 	f("503 after half of a big body", big, "busy", half(busy))
-	f("503", body, "busy", func(w *worker) { w.early = func(w http.ResponseWriter, _ *http.Request) { busy(w) } })
+	f("503", body, "busy", func(w *worker) { w.answer(func(w http.ResponseWriter, _ *http.Request) { busy(w) }) })
 }
 
 func TestAttemptsAreBounded(t *testing.T) {
 	var urls []string
 	for range 5 {
 		w := newWorker(t, nil)
-		w.early = func(w http.ResponseWriter, _ *http.Request) { reset(w) }
+		w.answer(func(w http.ResponseWriter, _ *http.Request) { reset(w) })
 		urls = append(urls, w.url)
 	}
 	g := start(t, inTurn, urls...)
@@ -84,10 +84,9 @@ func TestAttemptsAreBounded(t *testing.T) {
 func TestReplicaIsAskedAgainAfterOneFault(t *testing.T) {
 	w := newWorker(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) })
 	g := start(t, nil, w.url)
-	good := w.early
-	w.early = func(w http.ResponseWriter, _ *http.Request) { reset(w) }
+	w.answer(func(w http.ResponseWriter, _ *http.Request) { reset(w) })
 	refusal(t, g.ask(chatPath, wholeReq), http.StatusBadGateway, "replica_unreachable")
-	w.early = good
+	w.answer(nil)
 	g.must(chatPath, wholeReq)
 }
 

@@ -304,11 +304,11 @@ func TestFormsGoByTheirModel(t *testing.T) {
 
 func TestBigBodiesPass(t *testing.T) {
 	w := newWorker(t, nil)
-	w.early = func(rw http.ResponseWriter, r *http.Request) { // sums up without keeping
+	w.answer(func(rw http.ResponseWriter, r *http.Request) { // sums up without keeping
 		sum := sha256.New()
 		n, err := io.Copy(sum, r.Body)
 		_, _ = fmt.Fprintf(rw, "%x %v %v", sum.Sum(nil), n == r.ContentLength, err)
-	}
+	})
 	const limit = 30 << 20
 	g := start(t, func(c *config.Config) { c.Proxy.MaxBodyBytes = limit }, w.url)
 	for _, size := range []int{1 << 20, limit} {

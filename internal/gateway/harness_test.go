@@ -22,6 +22,7 @@ import (
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
 	"github.com/warmpath/warmpath/internal/mockvllm"
+	"github.com/warmpath/warmpath/internal/replica"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,25 +56,31 @@ func startUnready(t testing.TB, change func(*config.Config), urls ...string) *ga
 	if change != nil {
 		change(cfg)
 	}
+	g, _ := prepare(t, cfg)
+	g.Start()
+	t.Cleanup(func() {
+		g.client.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := g.Stop(ctx); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+		if strings.Contains(g.log.String(), "BUG:") {
+			t.Errorf("the gateway's log has a bug:\n%s", g.log)
+		}
+	})
+	return g
+}
+
+// prepare makes a gateway that does not run yet.
+func prepare(t testing.TB, cfg *config.Config) (g *gate, run func(context.Context) error) {
+	t.Helper()
 	log := &logBuffer{}
 	app, err := gateway.New(cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	app.Start()
-	g := &gate{Gateway: app, t: t, log: log, client: newClient(t)}
-	t.Cleanup(func() {
-		g.client.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := app.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-		if strings.Contains(log.String(), "BUG:") {
-			t.Errorf("the gateway's log has a bug:\n%s", log)
-		}
-	})
-	return g
+	return &gate{Gateway: app, t: t, log: log, client: newClient(t)}, app.Run
 }
 
 func newClient(t testing.TB) *http.Client {
@@ -299,13 +306,15 @@ type received struct {
 // worker is a replica under the test's control byte by byte: it answers probes as
 // vLLM does, and leaves requests to its handler, which runs after the body was read.
 type worker struct {
-	url    string
-	id     string
-	server *httptest.Server
-	sick   atomic.Bool      // GET /health answers 503
-	early  http.HandlerFunc // if set, gets requests instead of the handler, their bodies unread
-	mu     sync.Mutex
-	got    []received
+	url     string
+	id      string
+	server  *httptest.Server
+	sick    atomic.Bool                      // GET /health answers 503
+	cold    atomic.Bool                      // the gateway's own requests are answered with 500
+	warmUps atomic.Int32                     // that came
+	early   atomic.Pointer[http.HandlerFunc] // if set, gets requests instead of the handler, their bodies unread
+	mu      sync.Mutex
+	got     []received
 }
 
 func newWorker(t testing.TB, handler http.HandlerFunc, models ...string) *worker {
@@ -330,8 +339,15 @@ func (w *worker) handler(handler http.HandlerFunc, models ...string) http.Handle
 	mux.HandleFunc("GET /metrics", http.NotFound)
 	mux.HandleFunc("GET /v1/models", func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, cards(models...)) })
 	mux.HandleFunc("/", func(rw http.ResponseWriter, r *http.Request) {
-		if w.early != nil {
-			w.early(rw, r)
+		if r.Header.Get("X-Request-Id") == replica.WarmUpID {
+			w.warmUps.Add(1)
+			if w.cold.Load() {
+				rw.WriteHeader(http.StatusInternalServerError)
+			}
+			return
+		}
+		if early := w.early.Load(); early != nil {
+			(*early)(rw, r)
 			return
 		}
 		body, err := io.ReadAll(r.Body)
@@ -344,6 +360,15 @@ func (w *worker) handler(handler http.HandlerFunc, models ...string) http.Handle
 		handler(rw, r)
 	})
 	return mux
+}
+
+// answer has requests go to h, their bodies unread; nil gives them back to the handler.
+func (w *worker) answer(h http.HandlerFunc) {
+	if h == nil {
+		w.early.Store(nil)
+		return
+	}
+	w.early.Store(&h)
 }
 
 // cards is an answer to GET /v1/models.

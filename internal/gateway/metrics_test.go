@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/config"
 )
 
 // TestFirstTokenIsNotTheFirstEvent sends a role, then keeps quiet, then tokens.
@@ -195,7 +197,7 @@ func TestClientsCannotMakeSeries(t *testing.T) {
 // TestSeriesOfAReplica holds that ratios have both sides from the first request on.
 func TestSeriesOfAReplica(t *testing.T) {
 	_, urls := mocks(t, 2, nil)
-	g := start(t, nil, urls...)
+	g := start(t, func(c *config.Config) { c.Replica.WarmUp = false }, urls...)
 	for i := range 20 {
 		g.must(chatPath, forms()[0].body(words(i, 200)))
 	}

@@ -314,7 +314,7 @@ func TestModelsHaveNothingInCommon(t *testing.T) {
 
 func TestContentInParts(t *testing.T) {
 	list, urls := mocks(t, 2, nil)
-	g := start(t, nil, urls...)
+	g := start(t, func(c *config.Config) { c.Replica.WarmUp = false }, urls...)
 	body := func(image string) string {
 		return `{"model":"mock","max_tokens":4,"messages":[{"role":"user","content":[{"type":"text","text":` + quote(words(1, 3000)) + `},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + image + `"}}]}]}`
 	}

@@ -399,7 +399,11 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 		x.meter.retryAfter = 0
 	default:
 		x.err = err
-		rep.Suspect()
+		if x.connected == 0 {
+			rep.Failed(replica.Refused)
+		} else {
+			rep.Failed(replica.Reset)
+		}
 		retry := x.mayGoOn()
 		x.finish(router.Failed)
 		if !retry {
@@ -419,6 +423,9 @@ func (x *exchange) failed(resp *http.Response, err error) bool {
 
 // finish ends the lease.
 func (x *exchange) finish(end router.End) {
+	if end == router.Completed {
+		x.lease.Replica().Succeeded()
+	}
 	x.lease.Done(x.meter.outcome(end), time.Now())
 	x.lease, x.ended = nil, end
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/warmpath/warmpath/internal/openai"
+	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -98,7 +99,7 @@ var (
 func (x *exchange) cutOff(err error, stream bool) {
 	x.err = err
 	rep := x.lease.Replica()
-	rep.Suspect()
+	rep.Failed(replica.CutOff)
 	x.p.log.Warn("replica broke an answer off", "replica", rep.ID, "request_id", x.id, "err", err)
 	within := x.meter.scanner.Within() || !x.meter.reads // nobody watched where events end
 	x.finish(router.Failed)

@@ -25,17 +25,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type server struct {
 	*httptest.Server
 	health, modelsStatus int
+	completions          int // status of the gateway's own requests
 	models, metrics      string
 	requests             []string
+	warmUps              []string
 }
 
 func newServer(t *testing.T) *server {
-	s := &server{health: 200, modelsStatus: 200, models: models("m"), metrics: page(t)}
+	s := &server{health: 200, modelsStatus: 200, completions: 200, models: models("m"), metrics: page(t)}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.requests = append(s.requests, r.URL.Path+" "+r.Header.Get("Authorization"))
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/health"):
 			w.WriteHeader(s.health)
+		case r.Method == http.MethodPost:
+			body, _ := io.ReadAll(r.Body)
+			s.warmUps = append(s.warmUps, r.URL.Path+" rank "+r.Header.Get("X-Data-Parallel-Rank")+" "+r.Header.Get("X-Request-Id")+" "+string(body))
+			w.WriteHeader(s.completions)
 		case strings.HasSuffix(r.URL.Path, "/v1/models"):
 			w.WriteHeader(s.modelsStatus)
 			_, _ = io.WriteString(w, s.models)
@@ -137,8 +143,9 @@ func over(t *testing.T, servers ...*server) *fixture {
 // probe probes all endpoints once and returns the last error.
 func (f *fixture) probe() (last error) {
 	for _, e := range f.endpoints {
+		was := e.state.Load()
 		err := e.probe(context.Background())
-		e.report(err)
+		e.report(was, err)
 		if err != nil {
 			last = err
 		}

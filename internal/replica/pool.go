@@ -22,8 +22,8 @@ import (
 type Config struct {
 	// URLs are the replicas' base addresses, as http://host:port. A path is kept.
 	URLs []string `yaml:"urls"`
-	// ProbeInterval is the time between two probes of a replica that answers. One
-	// that does not is probed four times as often.
+	// ProbeInterval is the time between two probes of a replica. One that begins to
+	// fail is probed more often at first.
 	ProbeInterval time.Duration `yaml:"probe_interval"`
 	// ProbeTimeout bounds each request of a probe.
 	ProbeTimeout time.Duration `yaml:"probe_timeout"`
@@ -31,11 +31,14 @@ type Config struct {
 	ScrapeInterval time.Duration `yaml:"scrape_interval"`
 	// Key is sent as bearer token with probes, for replicas started with an API key.
 	Key string `yaml:"key"`
+	// WarmUp has a replica that is new, or comes back, answer one tiny request before
+	// it is given clients' requests: health checks pass while an engine cannot answer.
+	WarmUp bool `yaml:"warm_up"`
 }
 
 // DefaultConfig returns the settings that suit most fleets.
 func DefaultConfig() Config {
-	return Config{ProbeInterval: 2 * time.Second, ProbeTimeout: 5 * time.Second, ScrapeInterval: 5 * time.Second}
+	return Config{ProbeInterval: 2 * time.Second, ProbeTimeout: 5 * time.Second, ScrapeInterval: 5 * time.Second, WarmUp: true}
 }
 
 // Validate reports the first setting that cannot work.
@@ -151,6 +154,16 @@ func (p *Pool) Run(ctx context.Context) {
 
 // Set returns the current view.
 func (p *Pool) Set() *Set { return p.set.Load() }
+
+// Replica returns the replica of that ID, or nil.
+func (p *Pool) Replica(id string) *Replica {
+	for _, r := range p.Set().Replicas {
+		if r.ID == id {
+			return r
+		}
+	}
+	return nil
+}
 
 // Ready reports whether any replica can answer.
 func (p *Pool) Ready() bool {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -124,7 +125,7 @@ func TestKeepsAPathAndSendsTheKey(t *testing.T) {
 	if err := f.probe(); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(s.requests); got != "[/team/a/health Bearer secret /team/a/v1/models Bearer secret /team/a/metrics Bearer secret]" {
+	if got := fmt.Sprint(s.requests); got != "[/team/a/health Bearer secret /team/a/v1/models Bearer secret /team/a/metrics Bearer secret /team/a/v1/completions Bearer secret]" {
 		t.Error(got)
 	}
 	r := f.Set().Replicas[0]
@@ -181,6 +182,7 @@ func TestReadsBoundedAnswers(t *testing.T) {
 type wire struct {
 	mu     sync.Mutex
 	down   bool
+	broken bool            // it answers 500 to requests
 	probes []time.Duration // since start
 	start  time.Time
 }
@@ -198,7 +200,11 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	case "/metrics":
 		body = "vllm:num_requests_running 0\n"
 	}
-	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	status := 200
+	if w.broken && r.Method == http.MethodPost {
+		status = 500
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
 func (w *wire) taken() (probes []time.Duration) {
@@ -226,46 +232,220 @@ func watched(t *testing.T, f func(w *wire, p *fixture)) {
 	})
 }
 
-func TestProbesAFailingReplicaMoreOften(t *testing.T) {
+func (w *wire) set(down, broken bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.down, w.broken = down, broken
+}
+
+func TestProbesAFailingReplicaMoreOftenAtFirst(t *testing.T) {
 	watched(t, func(w *wire, p *fixture) {
 		p.wantReady(true) // the first probe is at once
 		time.Sleep(100 * time.Second)
 		if n := len(w.taken()); n < 40 || n > 67 {
 			t.Errorf("%d probes in 100 s at an interval of 2 s", n)
 		}
-		w.mu.Lock()
-		w.down = true
-		w.mu.Unlock()
-		time.Sleep(3 * time.Second)
-		p.wantReady(false)
+		w.set(true, false)
+		for p.Ready() {
+			time.Sleep(100 * time.Millisecond)
+		}
 		w.taken()
+		time.Sleep(2 * time.Second)
+		if n := len(w.taken()); n < 2 || n > 4 {
+			t.Errorf("%d probes in its first 2 s of failing", n)
+		}
 		time.Sleep(100 * time.Second)
-		if n := len(w.taken()); n < 160 || n > 268 {
+		if n := len(w.taken()); n < 40 || n > 67 {
 			t.Errorf("%d probes in 100 s while it fails", n)
 		}
-		w.mu.Lock()
-		w.down = false
-		w.mu.Unlock()
-		time.Sleep(time.Second)
+		w.set(false, false)
+		time.Sleep(3 * time.Second)
 		p.wantReady(true)
 	})
 }
 
-func TestSuspectProbesAtOnce(t *testing.T) {
+func TestAFaultIsProbedAtOnce(t *testing.T) {
 	watched(t, func(w *wire, p *fixture) {
+		time.Sleep(time.Second)
 		w.taken()
-		w.mu.Lock()
-		w.down = true
-		w.mu.Unlock()
-		for range 100 { // as many requests fail together
-			p.Set().Replicas[0].Suspect()
-		}
+		w.set(true, false)
+		p.Set().Replicas[0].Failed(Reset)
 		synctest.Wait()
-		if n := len(w.taken()); n < 1 || n > 3 {
+		if n := len(w.taken()); n != 1 {
 			t.Errorf("%d probes", n)
 		}
 		p.wantReady(false)
+		for range 100 { // those who try it nonetheless make no more
+			p.Set().Replicas[0].Failed(Refused)
+			synctest.Wait()
+		}
+		if n := len(w.taken()); n > 1 {
+			t.Errorf("%d probes", n)
+		}
 	})
+}
+
+// TestTrafficMarksDown says which faults do it, and that a probe brings it back.
+func TestTrafficMarksDown(t *testing.T) {
+	f := func(name string, want string, traffic func(*Replica)) {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			p := over(t, s)
+			_ = p.probe()
+			r := p.Set().Replicas[0]
+			traffic(r)
+			if r.State() != want || r.Ready() != (want == "ready") || r.LastResort() != (want != "ready") || r.Lost() {
+				t.Errorf("state %s, ready %v, last resort %v, lost %v; want %s", r.State(), r.Ready(), r.LastResort(), r.Lost(), want)
+			}
+			_ = p.probe()
+			if r.State() != "ready" {
+				t.Errorf("state %s after a good probe", r.State())
+			}
+			if r.Failed(CutOff); want == "marked" && r.State() != "ready" {
+				t.Error("one fault is enough although it came back")
+			}
+			s.health = 503
+			_ = p.probe()
+			if r.State() != "down" || r.Ready() || !r.LastResort() || !r.Lost() {
+				t.Errorf("state %s, last resort %v, lost %v after a failed probe", r.State(), r.LastResort(), r.Lost())
+			}
+		})
+	}
+	many := func(n int, fault Fault) func(*Replica) {
+		return func(r *Replica) {
+			for range n {
+				r.Failed(fault)
+			}
+		}
+	}
+	f("nothing", "ready", func(*Replica) {})
+	f("one refused connection", "marked", many(1, Refused))
+	for _, fault := range Faults()[1:] {
+		f("two of "+fault.String(), "ready", many(2, fault))
+		f("three of "+fault.String(), "marked", many(3, fault))
+	}
+	f("faults between successes", "ready", func(r *Replica) {
+		for range 10 {
+			r.Failed(Errored)
+			r.Failed(Reset)
+			r.Succeeded()
+		}
+	})
+}
+
+// TestWhatOnlyLooksWellIsLeftAloneLongerAndLonger: without a warm-up, health checks
+// bring back at once what cannot answer.
+func TestWhatOnlyLooksWellIsLeftAloneLongerAndLonger(t *testing.T) {
+	watched(t, func(_ *wire, p *fixture) {
+		r := p.Set().Replicas[0]
+		var away []time.Duration
+		for range 10 {
+			time.Sleep(2500 * time.Millisecond)
+			r.Failed(Refused)
+			began := time.Now()
+			for !r.Ready() {
+				time.Sleep(10 * time.Millisecond)
+			}
+			away = append(away, time.Since(began))
+		}
+		if away[0] > 100*time.Millisecond {
+			t.Errorf("the first time it was away for %v", away[0])
+		}
+		if away[3] < time.Second || away[9] < 7*time.Second || away[9] > 13*time.Second {
+			t.Errorf("away for %v", away)
+		}
+		time.Sleep(2 * time.Minute)
+		r.Failed(Refused)
+		synctest.Wait()
+		if !r.Ready() {
+			t.Error("old marks are not forgotten")
+		}
+	})
+}
+
+// TestAProbeThatBeganBeforeAMarkDoesNotUndoIt.
+func TestAProbeThatBeganBeforeAMarkDoesNotUndoIt(t *testing.T) {
+	s := newServer(t)
+	p := over(t, s)
+	_ = p.probe()
+	e, r := p.endpoints[0], p.Set().Replicas[0]
+	was := e.state.Load()
+	r.Failed(Refused)
+	e.report(was, nil)
+	if r.Ready() {
+		t.Error("ready again by what was seen before")
+	}
+}
+
+func TestAReplicaAnswersARequestBeforeItGetsOthers(t *testing.T) {
+	s := newServer(t)
+	s.models, s.completions = models("a<m", "m"), 500
+	s.metrics = engines(s.metrics, "0", "1")
+	f := over(t, s)
+	if err := f.probe(); err == nil || !strings.Contains(err.Error(), "does not answer requests") {
+		t.Errorf("got error %v", err)
+	}
+	f.wantReady(false)
+	s.completions = 200
+	s.warmUps = nil
+	_, _ = f.probe(), f.probe()
+	f.wantReady(true)
+	body := ` warmpath-warm-up {"max_tokens":1,"model":"m","prompt":"hi","temperature":0}`
+	if want := []string{"/v1/completions rank 0" + body, "/v1/completions rank 1" + body}; !slices.Equal(s.warmUps, want) {
+		t.Errorf("got requests\n%q, want\n%q", s.warmUps, want)
+	}
+
+	for _, status := range []int{400, 401, 404, 429, 501} { // somebody is there: a model without completions, most likely
+		s.health, s.completions = 503, status
+		_ = f.probe()
+		s.health = 200
+		if err := f.probe(); err != nil {
+			t.Errorf("status %d: %v", status, err)
+		}
+	}
+
+	s.warmUps, s.completions = nil, 200
+	awake := s.metrics
+	s.metrics = strings.Replace(awake, `engine="1",model_name="smol4",sleep_state="discard_all"} 0.0`, `engine="1",model_name="smol4",sleep_state="discard_all"} 1.0`, 1)
+	if s.metrics == awake {
+		t.Fatal("the page has no such line")
+	}
+	_ = f.probe()
+	if len(s.warmUps) != 0 {
+		t.Errorf("asked because another sleeps: %q", s.warmUps)
+	}
+	s.metrics = awake
+	_ = f.probe()
+	if len(s.warmUps) != 1 || !strings.Contains(s.warmUps[0], "rank 1") {
+		t.Errorf("when one woke: %q", s.warmUps)
+	}
+
+	s.warmUps, f.cfg.WarmUp = nil, false
+	s.health = 503
+	_ = f.probe()
+	s.health = 200
+	_ = f.probe()
+	if len(s.warmUps) != 0 {
+		t.Errorf("asked although it is off: %q", s.warmUps)
+	}
+}
+
+func TestDrainedReplicasGetNothingNew(t *testing.T) {
+	s := newServer(t)
+	f := over(t, s)
+	_ = f.probe()
+	r := f.Replica(f.Set().Replicas[0].ID)
+	r.Drain(true)
+	_ = f.probe()
+	f.wantReady(false)
+	if r.LastResort() || r.Lost() || !r.Draining() {
+		t.Errorf("last resort %v, lost %v", r.LastResort(), r.Lost())
+	}
+	r.Drain(false)
+	f.wantReady(true)
+	if f.Replica("nobody:1") != nil {
+		t.Error("somebody")
+	}
 }
 
 func TestRunEndsWhileAProbeHangs(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
@@ -17,19 +16,24 @@ import (
 
 // endpoint is one address, behind which there are one or more engines.
 type endpoint struct {
-	pool  *Pool
-	url   *url.URL
-	soon  chan struct{}
-	ready atomic.Bool
+	pool   *Pool
+	url    *url.URL
+	soon   chan struct{}
+	state  atomic.Int32
+	faults atomic.Uint32 // that requests showed since the last success
 
 	// Written by watch alone, with pool.mu held.
 	models   []card
 	replicas []*Replica // by rank
 
-	scraped time.Time // the fields below belong to watch
-	failing bool
-	blind   bool // its metrics cannot be read
-	served  bool // it has been ready once
+	scraped  time.Time // the fields below belong to watch
+	probed   time.Time // when the last probe ended
+	next     time.Time // when the next regular one is due
+	failures int       // probes that failed since the last good one
+	blind    bool      // its metrics cannot be read
+	hold     time.Time // until then it is not probed, since it was marked down; zero if it was not
+	marks    int       // how often it was marked down lately
+	markedAt time.Time // the last time
 }
 
 // card is a model's entry in a replica's list.
@@ -86,44 +90,70 @@ func (e *endpoint) watch(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		asked := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		case <-e.soon:
+			asked = true
+			e.scraped = time.Time{} // it may have restarted
 		}
+		if wait := e.wait(time.Now(), asked); wait > 0 {
+			timer.Reset(wait)
+			continue
+		}
+		was := e.state.Load()
 		err := e.probe(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		e.report(err)
-		wait := e.pool.cfg.ProbeInterval
-		if err != nil {
-			wait /= 4
-		}
-		timer.Reset(wait*3/4 + rand.N(wait/2+1)) // spread, so that gateways do not probe in step
+		e.report(was, err)
+		pause := e.pause()
+		e.probed = time.Now()
+		e.next = e.probed.Add(pause)
+		timer.Reset(pause)
 	}
 }
 
-// report publishes a probe's outcome and logs the changes.
-func (e *endpoint) report(err error) {
-	was := e.ready.Swap(err == nil)
+// pause returns the time until the next regular probe. A failing endpoint is looked
+// for more often at first.
+func (e *endpoint) pause() time.Duration {
+	wait := e.pool.cfg.ProbeInterval
+	if e.failures > 0 {
+		wait >>= max(0, 3-e.failures)
+	}
+	return spread(wait)
+}
+
+// report publishes the outcome of a probe that began in a state, and logs the changes.
+func (e *endpoint) report(was int32, err error) {
 	log := e.pool.log.With("replica", e.url.Host)
-	switch {
-	case err == nil && !was:
+	if err == nil {
+		e.failures = 0
+		if was == ready || !e.state.CompareAndSwap(was, ready) {
+			return // it was marked down meanwhile: the next probe is on its way
+		}
+		e.faults.Store(0)
+		e.hold = time.Time{}
 		log.Info("replica is ready")
-		e.failing = false
-	case err != nil && was:
-		log.Warn("replica is down", "err", err)
-		e.failing = true
-	case err != nil && !e.failing:
+		return
+	}
+	e.failures++
+	switch {
+	case was == fresh && e.failures == 1:
 		log.Info("replica is not ready yet", "err", err)
-		e.failing = true
+	case was != fresh:
+		e.hold = time.Time{}
+		if e.state.Swap(down) != down {
+			log.Warn("replica is down", "err", err)
+		}
 	}
 }
 
 // probe asks the replica whether it is well, which models it has and, when due,
-// for its metrics. Metrics that cannot be read do not make it unwell.
+// for its metrics. Metrics that cannot be read do not make it unwell. One that is
+// new, or comes back, has to answer a request before it is given others.
 func (e *endpoint) probe(ctx context.Context) error {
 	if _, err := e.get(ctx, "/health", 1<<10); err != nil {
 		return err
@@ -136,20 +166,25 @@ func (e *endpoint) probe(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("GET /v1/models: %w", err)
 	}
-	if e.ready.Load() && time.Since(e.scraped) < e.pool.cfg.ScrapeInterval {
+	state := e.state.Load()
+	if state == ready && time.Since(e.scraped) < e.pool.cfg.ScrapeInterval {
 		e.pool.learn(e, models, 0)
 		return nil
 	}
 	byRank := e.scrape(ctx)
 	e.scraped = time.Now()
 	e.pool.learn(e, models, len(byRank))
-	if len(byRank) == 0 && e.served && !e.ready.Load() {
+	if e.pool.cfg.WarmUp {
+		if err := e.warmUp(ctx, models, byRank, state == ready); err != nil {
+			return err
+		}
+	}
+	if len(byRank) == 0 && (state == marked || state == down) {
 		for _, r := range e.replicas { // it may have restarted: nothing tells
 			e.pool.notify(Event{Kind: Emptied, Replica: r})
 		}
 	}
 	e.tell(byRank)
-	e.served = true
 	return nil
 }
 
@@ -188,13 +223,22 @@ func emptied(old, now Facts) bool {
 	return now.Start != old.Start || now.Prompt < old.Prompt || now.Blocks != old.Blocks || now.Sleeping && !old.Sleeping
 }
 
-func (e *endpoint) get(ctx context.Context, path string, limit int64) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.url.String()+path, nil)
+// request makes a request with the gateway's own key.
+func (e *endpoint) request(ctx context.Context, method, path string, body io.Reader) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, e.url.String()+path, body)
 	if err != nil {
 		return nil, err
 	}
 	if key := e.pool.cfg.Key; key != "" {
 		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	return req, nil
+}
+
+func (e *endpoint) get(ctx context.Context, path string, limit int64) ([]byte, error) {
+	req, err := e.request(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
 	}
 	resp, err := e.pool.client.Do(req)
 	if err != nil {

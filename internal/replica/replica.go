@@ -23,6 +23,7 @@ type Replica struct {
 
 	endpoint *endpoint
 	facts    atomic.Pointer[Facts]
+	draining atomic.Bool
 }
 
 func newReplica(e *endpoint, id string, slot, rank int) *Replica {
@@ -33,12 +34,9 @@ func newReplica(e *endpoint, id string, slot, rank int) *Replica {
 // ready, for simulations.
 func Virtual(id string, slot int) *Replica {
 	e := &endpoint{url: &url.URL{Scheme: "http", Host: id}}
-	e.ready.Store(true)
+	e.state.Store(ready)
 	return newReplica(e, id, slot, -1)
 }
-
-// Ready reports whether the replica passed its last probe.
-func (r *Replica) Ready() bool { return r.endpoint.ready.Load() && !r.Facts().Sleeping }
 
 // Facts returns what the replica last said about itself; zero before it did.
 func (r *Replica) Facts() Facts {
@@ -47,10 +45,6 @@ func (r *Replica) Facts() Facts {
 	}
 	return Facts{}
 }
-
-// Suspect asks for a probe now, because a request to the replica failed in a way
-// that may be its own fault. It does not wait.
-func (r *Replica) Suspect() { r.endpoint.probeSoon() }
 
 // Facts is what a replica's metrics page says. A field is zero when the page
 // does not tell.

@@ -65,7 +65,7 @@ func Env(name string) string {
 var keys = map[string]string{
 	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-timeout": "drain_timeout",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
-	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens",
+	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
 	"max-body-bytes": "proxy.max_body_bytes", "attempts": "proxy.attempts", "connect-timeout": "proxy.connect_timeout", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
 
@@ -90,6 +90,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.Int64Var(&c.Router.IndexBytes, "index-bytes", c.Router.IndexBytes, "memory for the index of prefixes, in `bytes`")
 	fs.DurationVar(&c.Router.SessionSlack, "session-slack", c.Router.SessionSlack, "how much longer a session waits for its own replica than elsewhere before it moves")
 	fs.IntVar(&c.Router.DecodeTokens, "decode-tokens", c.Router.DecodeTokens, "`tokens` of others' answers that time to first token is weighed against; more spreads more evenly, fewer keep to caches")
+	fs.DurationVar(&c.Router.MaxWait, "max-wait", c.Router.MaxWait, "longest predicted wait of a request, on the least busy replica, with which it is still taken; 0 takes all")
 	fs.Int64Var(&c.Proxy.MaxBodyBytes, "max-body-bytes", c.Proxy.MaxBodyBytes, "largest request body, in `bytes`")
 	fs.IntVar(&c.Proxy.Attempts, "attempts", c.Proxy.Attempts, "on how many replicas a request is tried at most")
 	fs.DurationVar(&c.Proxy.ConnectTimeout, "connect-timeout", c.Proxy.ConnectTimeout, "time that a connection to a replica may take")

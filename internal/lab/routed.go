@@ -25,6 +25,7 @@ type routed struct {
 
 func newRouted(s Scenario) (*routed, error) {
 	cfg := router.DefaultConfig()
+	cfg.MaxWait = 0 // an overloaded fleet shows in the times
 	cfg.Policy, cfg.Seed = s.Policy, s.Seed
 	r, err := router.New(cfg)
 	if err != nil {

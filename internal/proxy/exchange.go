@@ -276,6 +276,11 @@ func (x *exchange) choosePolicy() bool {
 func (x *exchange) choose() bool {
 	x.chosen = time.Now()
 	lease, err := x.p.router.Acquire(&x.req, x.chosen)
+	overload := (*router.OverloadError)(nil)
+	if errors.As(err, &overload) {
+		x.refuse("overloaded", &openai.Error{Status: http.StatusTooManyRequests, Type: "rate_limit_error", Code: "overloaded", RetryAfter: overload.RetryAfter(), Message: overload.Error()})
+		return false
+	}
 	if err != nil {
 		message := "no replica that serves '" + x.model.Name + "' is ready"
 		if len(x.req.Tried) > 0 {

@@ -31,13 +31,16 @@ type Config struct {
 	// many tokens of each answer it is generating would take. Higher spreads more
 	// evenly, lower keeps to caches.
 	DecodeTokens int `yaml:"decode_tokens"`
+	// MaxWait is the longest predicted wait, on the replica where it is the shortest,
+	// with which a request is still taken; 0 takes all.
+	MaxWait time.Duration `yaml:"max_wait"`
 	// Seed makes random choices the same in every run; 0 makes them different.
 	Seed uint64 `yaml:"-"`
 }
 
 // DefaultConfig returns the settings that suit most fleets.
 func DefaultConfig() Config {
-	return Config{Policy: PrefixPolicy, IndexBytes: 512 << 20, SessionSlack: 2 * time.Second, DecodeTokens: 100}
+	return Config{Policy: PrefixPolicy, IndexBytes: 512 << 20, SessionSlack: 2 * time.Second, DecodeTokens: 100, MaxWait: 30 * time.Second}
 }
 
 // Validate reports the first setting that cannot work.
@@ -54,10 +57,13 @@ func (c *Config) Validate() error {
 	if c.DecodeTokens < 0 {
 		return fmt.Errorf("decode_tokens must not be negative, but is %d", c.DecodeTokens)
 	}
+	if c.MaxWait < 0 {
+		return fmt.Errorf("max_wait must not be negative, but is %v", c.MaxWait)
+	}
 	return nil
 }
 
-// ErrNoReplica is returned when no replica that serves the model is ready and
+// ErrNoReplica is returned when no replica that serves the model can be sent to and
 // has not been tried.
 var ErrNoReplica = errors.New("no replica is ready")
 
@@ -153,6 +159,9 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	previous := r.sessions.get(req.Previous, now)
 	total, known := r.lookup(req, m, previous)
 	fleet := r.assess(req, total, known, now)
+	if err := r.overloaded(req); err != nil {
+		return nil, err
+	}
 	policy := req.Policy
 	if policy == nil {
 		policy = r.policy

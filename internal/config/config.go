@@ -29,8 +29,12 @@ type Config struct {
 	AdminToken string `yaml:"admin_token"`
 	// LogLevel is debug, info, warn or error. Info has one line for each request.
 	LogLevel slog.Level `yaml:"log_level"`
+	// DrainDelay is how long the gateway still serves new requests after it was told to
+	// stop, while /readyz says that it is not ready: whoever sends it traffic has to
+	// notice first.
+	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout is how long answers under way may take to end when the gateway is
-	// told to stop.
+	// told to stop, after the delay.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 
 	Replica replica.Config `yaml:"replica"`
@@ -46,7 +50,7 @@ type Config struct {
 // Default returns the defaults.
 func Default() *Config {
 	return &Config{
-		Listen: ":8080", Admin: "127.0.0.1:9090", DrainTimeout: time.Minute,
+		Listen: ":8080", Admin: "127.0.0.1:9090", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
 		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(),
 	}
 }
@@ -63,10 +67,14 @@ func Env(name string) string {
 // keys are the file's keys of the flags that have one. They are the same as the
 // structs' yaml tags, which a test compares.
 var keys = map[string]string{
-	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-timeout": "drain_timeout",
+	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
 	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
-	"max-body-bytes": "proxy.max_body_bytes", "attempts": "proxy.attempts", "connect-timeout": "proxy.connect_timeout", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+	"max-body-bytes": "proxy.max_body_bytes", "max-buffered-bytes": "proxy.max_buffered_bytes", "max-in-flight": "proxy.max_in_flight",
+	"attempts": "proxy.attempts", "retry-time": "proxy.retry_time", "retry-budget": "proxy.retry_budget",
+	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
+	"upload-timeout": "proxy.upload_timeout", "write-timeout": "proxy.write_timeout",
+	"policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
 
 // Key returns the file's key of a flag, "" if it has none.
@@ -79,7 +87,8 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
 	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof and the draining of replicas on the admin address to other hosts")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
-	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after a stop signal")
+	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how long new requests are still served after a stop signal, while /readyz fails")
+	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after that")
 	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port; give it once for each")
 	fs.StringVar(&c.Replica.Key, "replica-key", c.Replica.Key, "API `key` for probes of the replicas; requests carry the client's own")
 	fs.DurationVar(&c.Replica.ProbeInterval, "probe-interval", c.Replica.ProbeInterval, "time between two probes of a replica")
@@ -92,8 +101,16 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.IntVar(&c.Router.DecodeTokens, "decode-tokens", c.Router.DecodeTokens, "`tokens` of others' answers that time to first token is weighed against; more spreads more evenly, fewer keep to caches")
 	fs.DurationVar(&c.Router.MaxWait, "max-wait", c.Router.MaxWait, "longest predicted wait of a request, on the least busy replica, with which it is still taken; 0 takes all")
 	fs.Int64Var(&c.Proxy.MaxBodyBytes, "max-body-bytes", c.Proxy.MaxBodyBytes, "largest request body, in `bytes`")
+	fs.Int64Var(&c.Proxy.MaxBufferedBytes, "max-buffered-bytes", c.Proxy.MaxBufferedBytes, "memory for the bodies of all requests under way, in `bytes`; 0 is no limit")
+	fs.IntVar(&c.Proxy.MaxInFlight, "max-in-flight", c.Proxy.MaxInFlight, "most `requests` under way at a time; 0 is no limit")
 	fs.IntVar(&c.Proxy.Attempts, "attempts", c.Proxy.Attempts, "on how many replicas a request is tried at most")
+	fs.DurationVar(&c.Proxy.RetryTime, "retry-time", c.Proxy.RetryTime, "how long after its arrival a request may still be tried on another replica")
+	fs.Float64Var(&c.Proxy.RetryBudget, "retry-budget", c.Proxy.RetryBudget, "most attempts beyond the first of all requests together, as a `share` of the requests; 0 is no limit")
 	fs.DurationVar(&c.Proxy.ConnectTimeout, "connect-timeout", c.Proxy.ConnectTimeout, "time that a connection to a replica may take")
+	fs.DurationVar(&c.Proxy.HeaderTimeout, "header-timeout", c.Proxy.HeaderTimeout, "time until a replica's answer begins, which is its whole time if it is not streamed; 0 is for ever")
+	fs.DurationVar(&c.Proxy.EventTimeout, "event-timeout", c.Proxy.EventTimeout, "time that a replica may be silent within an answer, the prefill included; 0 is for ever")
+	fs.DurationVar(&c.Proxy.UploadTimeout, "upload-timeout", c.Proxy.UploadTimeout, "time that a client may be silent while it sends a request; 0 is for ever")
+	fs.DurationVar(&c.Proxy.WriteTimeout, "write-timeout", c.Proxy.WriteTimeout, "time that a client may not take what is sent to it; 0 is for ever")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
 	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")
@@ -151,6 +168,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Demo < 0 || c.Demo > 64 {
 		return fmt.Errorf("demo must be between 0 and 64, not %d", c.Demo)
+	}
+	if c.DrainDelay < 0 {
+		return fmt.Errorf("drain_delay must not be negative, but is %v", c.DrainDelay)
 	}
 	if c.DrainTimeout < 0 {
 		return fmt.Errorf("drain_timeout must not be negative, but is %v", c.DrainTimeout)

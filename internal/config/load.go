@@ -76,6 +76,8 @@ func set(f *flag.Flag, text string) error {
 			want = "true or false"
 		case int, int64:
 			want = "a whole number"
+		case float64:
+			want = "a number, like 0.2"
 		case time.Duration:
 			want = "a duration, like 500ms or 1m30s"
 		case *slog.Level:

@@ -116,6 +116,7 @@ func TestDownIsNotUnknown(t *testing.T) {
 	refusal(t, g.get("/v1/models/nope"), http.StatusNotFound, "model_not_found")
 	w.sick.Store(true)
 	eventually(t, "the replica is down", func() bool { return g.metric("warmpath_replica_up") == 0 })
+	w.answer(func(w http.ResponseWriter, _ *http.Request) { reset(w) }) // it is tried nonetheless
 	refusal(t, g.ask(chatPath, wholeReq), http.StatusServiceUnavailable, "no_replica_ready")
 	refusal(t, g.get("/v1/models/m1"), http.StatusServiceUnavailable, "no_replica_ready")
 	refusal(t, g.ask(chatPath, `{"model":"nope","messages":[]}`), http.StatusNotFound, "model_not_found")
@@ -129,6 +130,7 @@ func TestDownIsNotUnknown(t *testing.T) {
 			t.Errorf("code %s: %v, want %v", code, n, want)
 		}
 	}
+	w.answer(nil)
 	w.sick.Store(false)
 	eventually(t, "the replica is back", func() bool { return g.metric("warmpath_replica_up") == 1 })
 	g.must(chatPath, wholeReq)
@@ -167,7 +169,7 @@ func refusal(t testing.TB, a answer, status int, code string) {
 	if a.header.Get("X-Request-Id") == "" {
 		t.Errorf("no request id on %d %s", status, code)
 	}
-	if (a.header.Get("Retry-After") != "") != (status == http.StatusServiceUnavailable) {
+	if (a.header.Get("Retry-After") != "") != (status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests) {
 		t.Errorf("%d with Retry-After %q", status, a.header.Get("Retry-After"))
 	}
 }

@@ -157,6 +157,9 @@ func TestNothingIsAltered(t *testing.T) {
 		for range r.IntN(5) {
 			next.pieces = append(next.pieces, r.pick(r.text(r.IntN(3000)), "data: {}\n\n", "\n\n", "data: [DONE]\n\n", "data:{\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\r\n\r\n"))
 		}
+		if strings.HasPrefix(next.kind, "text/event-stream") {
+			next.pieces = append(next.pieces, "\n\ndata: [DONE]\n\n") // else the client is told that it broke off
+		}
 		want := next
 		mu.Unlock()
 

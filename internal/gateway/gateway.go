@@ -29,15 +29,17 @@ import (
 type Gateway struct {
 	log                *slog.Logger
 	pool               *replica.Pool
+	proxy              *proxy.Proxy
 	clients            *http.Server
 	admins             *http.Server
 	onClients, onAdmin net.Listener
 
-	stopping atomic.Bool
-	drain    time.Duration
-	running  sync.WaitGroup
-	failed   chan error
-	onStop   []func() // in the order of starting; undone in reverse
+	stopping          atomic.Bool
+	drainDelay, drain time.Duration
+	connections       atomic.Int64 // of clients
+	running           sync.WaitGroup
+	failed            chan error
+	onStop            []func() // in the order of starting; undone in reverse
 }
 
 // Times that bound idle and half-open connections of clients. An answer may take
@@ -47,10 +49,19 @@ const (
 	idleTimeout   = 2 * time.Minute
 )
 
+const (
+	// endTime is how long answers that are ended may take to tell their clients.
+	endTime = 2 * time.Second
+	// linger is how long connections are kept when nothing is under way any more. An
+	// answer that began before the gateway was told to stop did not say that it is the
+	// connection's last, and its client may be sending the next request.
+	linger = 500 * time.Millisecond
+)
+
 // New wires a gateway and binds its addresses; nothing is served yet. It is one
 // straight line on purpose: a part can only use what was made before it.
 func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
-	g := &Gateway{log: log, drain: cfg.DrainTimeout, failed: make(chan error, 2)}
+	g := &Gateway{log: log, drainDelay: cfg.DrainDelay, drain: cfg.DrainTimeout, failed: make(chan error, 2)}
 	defer func() {
 		if err != nil {
 			g.undo()
@@ -65,6 +76,7 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		}
 		g.onStop = append(g.onStop, demo.stop)
 		replicas.URLs = demo.urls
+		g.drainDelay = 0 // nobody balances load over a demonstration
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -84,12 +96,12 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
-	reg.MustRegister(&states{pool: g.pool, router: route})
-	forward, err := proxy.New(cfg.Proxy, cfg.Router.Policy, log.With("component", "proxy"), g.pool, route, metrics.New(reg))
+	g.proxy, err = proxy.New(cfg.Proxy, cfg.Router.Policy, log.With("component", "proxy"), g.pool, route, metrics.New(reg))
 	if err != nil {
 		return nil, err
 	}
-	g.onStop = append(g.onStop, forward.Close)
+	g.onStop = append(g.onStop, g.proxy.Close)
+	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
 	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken}
 
 	if g.onClients, err = g.bind("listen", cfg.Listen); err != nil {
@@ -98,7 +110,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	if g.onAdmin, err = g.bind("admin", cfg.Admin); err != nil {
 		return nil, err
 	}
-	g.clients = g.server(forward.Handler())
+	g.clients = g.server(g.leaving(g.proxy.Handler()))
+	g.clients.ConnState = g.countConnection
 	g.admins = g.server(control.Handler())
 	return g, nil
 }
@@ -119,6 +132,26 @@ func (g *Gateway) server(h http.Handler) *http.Server {
 	}
 }
 
+// leaving has clients come back on new connections while the gateway drains: those
+// will be another's.
+func (g *Gateway) leaving(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if g.stopping.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (g *Gateway) countConnection(_ net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		g.connections.Add(1)
+	case http.StateClosed, http.StateHijacked:
+		g.connections.Add(-1)
+	}
+}
+
 // Addr returns the address that clients use, as http://host:port.
 func (g *Gateway) Addr() string { return "http://" + g.onClients.Addr().String() }
 
@@ -133,28 +166,57 @@ func (g *Gateway) Start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.onStop = append(g.onStop, cancel)
 	g.running.Go(func() { g.pool.Run(ctx) })
+	g.running.Go(func() { g.proxy.Run(ctx) })
 	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
 		g.running.Go(func() {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) && !g.stopping.Load() {
 				g.failed <- fmt.Errorf("serve on %s: %w", l.Addr(), err)
 			}
 		})
 	}
 }
 
-// Stop lets answers under way end within ctx, then closes everything. The error
-// tells that some were cut off.
+// Stop lets answers under way end within ctx, ends the others with an error that
+// their clients can read, and closes everything. Its own error tells that there were
+// such.
 func (g *Gateway) Stop(ctx context.Context) error {
 	g.stopping.Store(true)
+	_ = g.onClients.Close() // nobody new
+	g.drainConnections(ctx)
 	err := g.clients.Shutdown(ctx)
+	if errors.Is(err, net.ErrClosed) { // the listener was closed already: nothing else was wrong
+		err = nil
+	}
 	if err != nil {
 		err = fmt.Errorf("answers under way were cut off: %w", err)
+		g.proxy.EndAll()
+		soon, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+		_ = g.clients.Shutdown(soon) // what is not over by then is closed
+		cancel()
 		_ = g.clients.Close()
 	}
 	_ = g.admins.Close()
 	g.undo()
 	g.running.Wait()
 	return err
+}
+
+// drainConnections waits until no client is connected, or nothing has been under way
+// for a while.
+func (g *Gateway) drainConnections(ctx context.Context) {
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	quiet := time.Now()
+	for g.connections.Load() > 0 && time.Since(quiet) < linger {
+		if g.proxy.Load().InFlight > 0 {
+			quiet = time.Now()
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (g *Gateway) undo() {
@@ -164,14 +226,20 @@ func (g *Gateway) undo() {
 	g.onStop = nil
 }
 
-// Run serves until ctx ends, and then stops.
+// Run serves until ctx ends, and then stops: at first it only says that it is not
+// ready, and serves on, then it lets answers end.
 func (g *Gateway) Run(ctx context.Context) error {
 	g.Start()
 	g.log.Info("serving", "clients", g.Addr(), "admin", g.AdminAddr())
 	var failed error
 	select {
 	case <-ctx.Done():
-		g.log.Info("stopping: answers under way may end", "drain_timeout", g.drain)
+		g.stopping.Store(true)
+		g.log.Info("stopping: new requests are still served for drain_delay, then answers under way may end", "drain_delay", g.drainDelay, "drain_timeout", g.drain)
+		select {
+		case <-time.After(g.drainDelay):
+		case failed = <-g.failed:
+		}
 	case failed = <-g.failed:
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.drain)

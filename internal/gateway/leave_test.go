@@ -211,8 +211,8 @@ func TestStopCutsOffWhatTakesTooLong(t *testing.T) {
 		t.Error("nobody is told that an answer was cut off")
 	}
 	rest, err := io.ReadAll(resp.Body)
-	if err == nil || strings.Contains(string(rest), "[DONE]") {
-		t.Errorf("the client takes it for a whole answer: %q, %v", rest, err)
+	if err != nil || !strings.HasPrefix(string(rest), `data: {"error":{"code":"stopping"`) || strings.Contains(string(rest), "[DONE]") {
+		t.Errorf("the client cannot tell why its answer ended: %q, %v", rest, err)
 	}
 	receive(t, "the end at the worker", gone)
 }

@@ -1,18 +1,22 @@
 package gateway
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
 // states reads the state of replicas and of the index when it is scraped.
 type states struct {
-	pool   *replica.Pool
-	router *router.Router
+	pool    *replica.Pool
+	router  *router.Router
+	proxy   *proxy.Proxy
+	clients *atomic.Int64 // connections
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -20,17 +24,22 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	replicaUp            = describe("warmpath_replica_up", "1 if the replica passed its last probe.", "replica")
+	replicaUp            = describe("warmpath_replica_up", "1 if new requests may go to the replica.", "replica")
 	replicaInFlight      = describe("warmpath_replica_inflight", "Requests given to the replica that are not done.", "replica")
 	replicaPendingTokens = describe("warmpath_replica_pending_tokens", "Uncached prompt tokens given to the replica and not prefilled yet.", "replica")
 	replicaPace          = describe("warmpath_replica_pace", "Learned time of the replica for a second of reference prefill work.", "replica")
 	indexBlocks          = describe("warmpath_index_blocks", "KV blocks that the replica is believed to hold.", "replica")
+	inFlight             = describe("warmpath_inflight", "Requests under way.")
+	bufferedBytes        = describe("warmpath_buffered_bytes", "Bytes of the bodies of requests under way.")
+	clientConnections    = describe("warmpath_client_connections", "Connections of clients that are open.")
+	replicaConnections   = describe("warmpath_replica_connections", "Connections to replicas that are open, probes' left out.")
+	retryBudget          = describe("warmpath_retry_budget", "Attempts beyond the first that all requests together have left.")
 	indexBytes           = describe("warmpath_index_bytes", "Memory of the index of prefixes.")
 )
 
 // Describe sends the descriptions.
 func (s *states) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes} {
+	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget} {
 		ch <- d
 	}
 }
@@ -59,5 +68,11 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 		gauge(replicaPace, st.Pace, id)
 		gauge(indexBlocks, float64(st.HeldBlocks), id)
 	}
+	load := s.proxy.Load()
+	gauge(inFlight, float64(load.InFlight))
+	gauge(bufferedBytes, float64(load.BufferedBytes))
+	gauge(clientConnections, float64(s.clients.Load()))
+	gauge(replicaConnections, float64(load.Connections))
+	gauge(retryBudget, load.RetryBudget)
 	gauge(indexBytes, float64(s.router.IndexBytes()))
 }

@@ -25,10 +25,12 @@ const (
 	Reported          // the replica reported an error within it, or gave it up
 	CutOff            // the connection to the replica broke
 	Unfinished        // the stream ended without its last event
+	Slow              // the client did not read it
+	Stopped           // the gateway was stopping
 	brokenReasons
 )
 
-var brokenNames = [brokenReasons]string{"canceled", "reported", "cut_off", "unfinished"}
+var brokenNames = [brokenReasons]string{"canceled", "reported", "cut_off", "unfinished", "slow_client", "stopping"}
 
 // Hops of a request, for [Metrics.Hop] and [Replica.FirstToken]. They follow one
 // another: together they are the time to first token.
@@ -73,7 +75,7 @@ type Metrics struct {
 	requests, decisions, retries *prometheus.CounterVec
 	refused                      *prometheus.CounterVec
 	prompt, predicted, cached    *prometheus.CounterVec
-	unreported                   *prometheus.CounterVec
+	unreported, faults           *prometheus.CounterVec
 }
 
 // New registers the metrics.
@@ -112,6 +114,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		prompt:       counter("warmpath_prompt_tokens_total", "Prompt tokens that replicas reported.", "replica"),
 		predicted:    counter("warmpath_predicted_tokens_total", "Prompt tokens predicted to be cached, of requests whose replica reported.", "replica"),
 		cached:       counter("warmpath_cached_tokens_total", "Prompt tokens that replicas reported as cached.", "replica"),
+		faults:       counter("warmpath_replica_faults_total", "Faults that requests showed of a replica, by kind.", "replica", "fault"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
 	}
 	for i, name := range hopNames {
@@ -122,14 +125,15 @@ func New(reg prometheus.Registerer) *Metrics {
 
 // Replica is the metrics of one replica, resolved before requests need them.
 type Replica struct {
-	FirstToken                                     prometheus.Observer // the last hop
-	Prompt, Predicted, Cached, CachedUnreported    prometheus.Counter
-	RetriedUnreachable, RetriedBusy, RetriedFailed prometheus.Counter
+	FirstToken                                                  prometheus.Observer // the last hop
+	Prompt, Predicted, Cached, CachedUnreported                 prometheus.Counter
+	RetriedUnreachable, RetriedBusy, RetriedLate, RetriedFailed prometheus.Counter
+	Faults                                                      []prometheus.Counter // by their numbers
 }
 
-// Replica resolves the metrics of a replica.
-func (m *Metrics) Replica(id string) *Replica {
-	return &Replica{
+// Replica resolves the metrics of a replica, of which requests may show these faults.
+func (m *Metrics) Replica(id string, faults []string) *Replica {
+	r := &Replica{
 		FirstToken:         m.hop.WithLabelValues("first_token", id),
 		Prompt:             m.prompt.WithLabelValues(id),
 		Predicted:          m.predicted.WithLabelValues(id),
@@ -137,8 +141,13 @@ func (m *Metrics) Replica(id string) *Replica {
 		CachedUnreported:   m.unreported.WithLabelValues(id),
 		RetriedUnreachable: m.retries.WithLabelValues(id, "unreachable"),
 		RetriedBusy:        m.retries.WithLabelValues(id, "busy"),
+		RetriedLate:        m.retries.WithLabelValues(id, "late"),
 		RetriedFailed:      m.retries.WithLabelValues(id, "error"),
 	}
+	for _, name := range faults {
+		r.Faults = append(r.Faults, m.faults.WithLabelValues(id, name))
+	}
+	return r
 }
 
 // Target is the metrics of one model on one replica.

@@ -12,10 +12,17 @@ import (
 	"time"
 )
 
-var errTooLarge = errors.New("body too large")
+var (
+	errTooLarge = errors.New("body too large")
+	errNoRoom   = errors.New("no room for the body")
+)
 
 // buffers is memory for bodies, in classes that double from 4 KiB to 2 MiB.
-type buffers struct{ classes [maxClass + 1]sync.Pool }
+type buffers struct {
+	classes [maxClass + 1]sync.Pool
+	limit   int64        // bytes that bodies may take together, 0 for no limit
+	used    atomic.Int64 // bytes that they take
+}
 
 const (
 	minClass = 12
@@ -27,9 +34,20 @@ const (
 // back when the last reader is closed.
 type body struct {
 	data  []byte
-	class int // of its memory, -1 if that is not used again
+	class int   // of its memory, -1 if that is not used again
+	taken int64 // of the limit on all bodies
 	from  *buffers
 	users atomic.Int32
+}
+
+// reserve takes n more bytes for the body of those that all may take.
+func (b *body) reserve(n int) error {
+	if used := b.from.used.Add(int64(n)); b.from.limit > 0 && used > b.from.limit {
+		b.from.used.Add(-int64(n))
+		return errNoRoom
+	}
+	b.taken += int64(n)
+	return nil
 }
 
 // body returns a body of size bytes, with whatever is in the memory.
@@ -51,36 +69,82 @@ func (m *buffers) body(size int) *body {
 
 // release ends one use of the memory.
 func (b *body) release() {
-	if b.users.Add(-1) == 0 && b.class >= 0 {
+	if b.users.Add(-1) > 0 {
+		return
+	}
+	b.from.used.Add(-b.taken)
+	if b.class >= 0 {
 		spare := b.data[:0]
 		b.data = nil
 		b.from.classes[b.class].Put(&spare)
 	}
 }
 
-// readBody reads a request's body of at most limit bytes.
-func (m *buffers) readBody(r *http.Request, limit int64) (*body, error) {
-	if r.ContentLength > limit {
+// How much of a body is read, and counted, at a time: a client that says its body will
+// be long takes little room of others before it sends.
+const (
+	firstStep = 64 << 10
+	maxStep   = 1 << 20
+)
+
+// readBody reads a body that is said to be of length bytes, or -1, and may have limit.
+func (m *buffers) readBody(from io.Reader, length, limit int64) (*body, error) {
+	if length > limit {
 		return nil, errTooLarge
 	}
-	if r.ContentLength >= 0 {
-		b := m.body(int(r.ContentLength))
-		if _, err := io.ReadFull(r.Body, b.data); err != nil {
+	if length < 0 {
+		return m.readUnknown(from, limit)
+	}
+	b := m.body(int(length))
+	for off := 0; off < len(b.data); {
+		step := min(max(off, firstStep), maxStep, len(b.data)-off)
+		err := b.reserve(step)
+		if err == nil {
+			_, err = io.ReadFull(from, b.data[off:off+step])
+		}
+		if err != nil {
 			b.release()
 			return nil, err
 		}
-		return b, nil
+		off += step
 	}
-	data, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
-	if err != nil {
+	return b, nil
+}
+
+// readUnknown reads a body of which nobody said how long it is.
+func (m *buffers) readUnknown(from io.Reader, limit int64) (*body, error) {
+	b, n := m.body(1<<minClass), 0
+	err := b.reserve(len(b.data))
+	for err == nil {
+		var more int
+		more, err = from.Read(b.data[n:])
+		n += more
+		switch {
+		case int64(n) > limit:
+			err = errTooLarge
+		case err == nil && n == len(b.data):
+			err = b.grow()
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		b.release()
 		return nil, err
 	}
-	if int64(len(data)) > limit {
-		return nil, errTooLarge
-	}
-	b := &body{data: data, class: -1}
-	b.users.Store(1)
+	b.data = b.data[:n]
 	return b, nil
+}
+
+// grow doubles the body's memory. Nobody else may have the body yet.
+func (b *body) grow() error {
+	if err := b.reserve(len(b.data)); err != nil {
+		return err
+	}
+	larger := b.from.body(2 * len(b.data))
+	copy(larger.data, b.data)
+	larger.data, b.data = b.data, larger.data
+	larger.class, b.class = b.class, larger.class
+	larger.release()
+	return nil
 }
 
 // reader returns a reader of the whole body, which its user must close.
@@ -145,10 +209,49 @@ func (r *bodyReader) writeTo(w io.Writer, limit int64) (int64, error) {
 	return int64(n), err
 }
 
+// copies is memory for answers on their way. A stream holds its piece of it as long
+// as it lives, and events are short.
+type copies struct{ streams, wholes sync.Pool }
+
+const (
+	streamPiece = 2 << 10
+	wholePiece  = 32 << 10
+)
+
+func (c *copies) get(stream bool) *[]byte {
+	pool, size := &c.wholes, wholePiece
+	if stream {
+		pool, size = &c.streams, streamPiece
+	}
+	if b, ok := pool.Get().(*[]byte); ok {
+		return b
+	}
+	b := make([]byte, size)
+	return &b
+}
+
+func (c *copies) put(b *[]byte, stream bool) {
+	if stream {
+		c.streams.Put(b)
+	} else {
+		c.wholes.Put(b)
+	}
+}
+
 // conn is a connection to a replica. The transport hands a body of known length
 // to its connection's ReadFrom as a limited reader; one of ours goes out in a
 // single write instead of in copies of 32 KiB.
-type conn struct{ *net.TCPConn }
+type conn struct {
+	*net.TCPConn
+	count *atomic.Int64
+	once  *sync.Once
+}
+
+// Close closes the connection, which is then counted no more.
+func (c conn) Close() error {
+	c.once.Do(func() { c.count.Add(-1) })
+	return c.TCPConn.Close()
+}
 
 // ReadFrom writes what it reads from src.
 func (c conn) ReadFrom(src io.Reader) (int64, error) {
@@ -162,13 +265,15 @@ func (c conn) ReadFrom(src io.Reader) (int64, error) {
 	return c.TCPConn.ReadFrom(src)
 }
 
-// dial returns a function for the transport that makes such connections.
-func dial(timeout time.Duration) func(context.Context, string, string) (net.Conn, error) {
+// dial returns a function for the transport that makes such connections, and counts
+// those that are open.
+func dial(timeout time.Duration, count *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
 	d := &net.Dialer{Timeout: timeout, KeepAlive: keepAlive}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := d.DialContext(ctx, network, address)
 		if tcp, ok := c.(*net.TCPConn); ok {
-			return conn{tcp}, err
+			count.Add(1)
+			return conn{tcp, count, new(sync.Once)}, err
 		}
 		return c, err
 	}

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"time"
 
@@ -32,6 +31,8 @@ type exchange struct {
 	r        *http.Request
 	endpoint openai.Endpoint
 	id       string
+	control  *http.ResponseController // of w
+	upload   upload
 	body     *body
 
 	openai openai.Request
@@ -40,22 +41,26 @@ type exchange struct {
 	model  *replica.Model
 	policy string
 
-	lease  *router.Lease // of the attempt under way, nil between two
-	ended  router.End    // of the last attempt
-	target *metrics.Target
-	meter  meter
+	lease     *router.Lease // of the attempt under way, nil between two
+	attempt   attempt       // the same for the watch
+	desperate bool          // its replica is believed to be down, as all are
+	ended     router.End    // of the last attempt
+	target    *metrics.Target
+	meter     meter
 
 	arrived, read, chosen time.Time
 	sent                  time.Time
 	connected             time.Duration // since chosen; 0 before there is a connection
 	reused                bool          // the connection had carried a request before
 	attempts              int
-	status                int   // sent to the client, 0 if none was
-	err                   error // for the log
+	allowed               time.Time // when the client was last given time for a write
+	status                int       // sent to the client, 0 if none was
+	err                   error     // for the log
 }
 
 func newExchange(p *Proxy) *exchange {
 	x := &exchange{p: p}
+	x.attempt.x = x
 	x.meter.scanner.OnData = x.meter.event
 	return x
 }
@@ -89,19 +94,15 @@ func (x *exchange) leave() {
 
 // serve is the life of a request.
 func (p *Proxy) serve(x *exchange) {
-	if !x.readBody() || !x.understand() {
+	if !x.admit() || !x.readBody() || !x.understand() {
 		return
 	}
-	for {
-		if !x.choose() {
-			return
-		}
+	for x.choose() {
 		resp, err := x.send()
-		if err == nil && !x.again(resp) {
-			x.relay(resp)
-			return
+		if err == nil {
+			err = x.relay(resp)
 		}
-		if !x.failed(resp, err) {
+		if err == nil || !x.again(err) {
 			return
 		}
 	}
@@ -110,7 +111,9 @@ func (p *Proxy) serve(x *exchange) {
 func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) {
 	x.arrived = time.Now()
 	x.w, x.r, x.endpoint = w, r, endpoint
+	x.control = http.NewResponseController(w)
 	x.id = requestID(r)
+	x.allowed = x.arrived // by Handler
 }
 
 // requestID returns the client's name for its request, or makes one.
@@ -129,27 +132,39 @@ func (x *exchange) end() {
 		x.finish(router.Failed)
 	}
 	x.account()
-	if x.body != nil {
-		x.body.release()
-	}
+	x.p.inFlight.Add(-1)
+	x.dropBody()
 	tried := x.req.Tried
 	clear(tried)
-	x.w, x.r, x.body, x.openai, x.model, x.target = nil, nil, nil, openai.Request{}, nil, nil
+	x.w, x.r, x.control, x.model, x.target = nil, nil, nil, nil, nil
+	x.openai = openai.Request{}
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
-	x.attempts, x.connected, x.reused, x.status, x.err, x.policy = 0, 0, false, 0, nil, ""
+	x.attempts, x.connected, x.reused, x.desperate, x.status, x.err, x.policy = 0, 0, false, false, 0, nil, ""
 	x.prompt.Reset()
 	x.meter.reset()
 	x.p.spare.Put(x)
 }
 
-// refuse answers with an error of the gateway's own, unless the client has gone.
+// refuse answers with an error of the gateway's own, unless the client has gone. In
+// a stream of which the head is out, that is an event.
 func (x *exchange) refuse(reason string, e *openai.Error) {
 	if x.r.Context().Err() != nil {
-		x.status = statusClientGone
+		x.gone()
 		return
 	}
-	x.status, x.err = e.Status, e
+	x.tell(reason, e)
+}
+
+// tell is refuse for a client that is known to be there.
+func (x *exchange) tell(reason string, e *openai.Error) {
+	x.err = e
+	if x.status != 0 {
+		x.p.metrics.Refusal(reason)
+		_ = x.write(e.Event(x.endpoint), true) // the client has gone if this fails
+		return
+	}
+	x.status = e.Status
 	x.p.refuse(x.w, x.id, reason, e)
 }
 
@@ -160,7 +175,9 @@ const statusClientGone = 499
 // readBody reads the whole body into memory, where it stays for every attempt.
 func (x *exchange) readBody() bool {
 	var err error
-	x.body, err = x.p.buffers.readBody(x.r, x.p.cfg.MaxBodyBytes)
+	x.upload = upload{from: x.r.Body, control: x.control, timeout: x.p.cfg.UploadTimeout}
+	x.body, err = x.p.buffers.readBody(&x.upload, x.r.ContentLength, x.p.cfg.MaxBodyBytes)
+	x.upload.done()
 	x.read = time.Now()
 	switch {
 	case err == nil:
@@ -169,6 +186,18 @@ func (x *exchange) readBody() bool {
 		x.refuse("too_large", &openai.Error{
 			Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
 			Message: "the request body is larger than " + strconv.FormatInt(x.p.cfg.MaxBodyBytes, 10) + " bytes, the limit that the gateway's max_body_bytes sets",
+		})
+	case errors.Is(err, errNoRoom):
+		x.refuse("buffer_full", &openai.Error{
+			Status: http.StatusServiceUnavailable, Type: "service_unavailable", Code: "buffer_full", RetryAfter: time.Second,
+			Message: "the gateway holds as many bytes of requests as its max_buffered_bytes allows",
+		})
+	case isTimeout(err):
+		// The rest of the body may still come. To net/http, the client has gone.
+		x.w.Header().Set("Connection", "close")
+		x.tell("slow_upload", &openai.Error{
+			Status: http.StatusRequestTimeout, Type: "invalid_request_error", Code: "request_timeout",
+			Message: "nothing of the request body came for " + x.p.cfg.UploadTimeout.String() + ", which the gateway's upload_timeout allows",
 		})
 	default: // it ended before its length, and so did the connection most likely
 		x.refuse("body", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Message: "the request body could not be read"})
@@ -277,11 +306,12 @@ func (x *exchange) choose() bool {
 	x.chosen = time.Now()
 	lease, err := x.p.router.Acquire(&x.req, x.chosen)
 	overload := (*router.OverloadError)(nil)
-	if errors.As(err, &overload) {
+	switch {
+	case err == nil:
+	case errors.As(err, &overload):
 		x.refuse("overloaded", &openai.Error{Status: http.StatusTooManyRequests, Type: "rate_limit_error", Code: "overloaded", RetryAfter: overload.RetryAfter(), Message: overload.Error()})
 		return false
-	}
-	if err != nil {
+	default:
 		message := "no replica that serves '" + x.model.Name + "' is ready"
 		if len(x.req.Tried) > 0 {
 			message = "every ready replica failed to answer"
@@ -291,6 +321,7 @@ func (x *exchange) choose() bool {
 	}
 	x.lease = lease
 	x.attempts++
+	x.desperate = !lease.Replica().Ready()
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
 	return true
@@ -300,17 +331,20 @@ func (x *exchange) choose() bool {
 func (x *exchange) send() (*http.Response, error) {
 	rep := x.lease.Replica()
 	x.connected, x.reused = 0, false
-	ctx := httptrace.WithClientTrace(x.r.Context(), &httptrace.ClientTrace{GotConn: x.gotConn})
-	resp, err := x.p.transport.RoundTrip(x.outgoing(ctx, rep))
+	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: x.gotConn})
+	resp, err := x.p.transport.RoundTrip(x.outgoing(traced, rep))
 	for x.reused && unsent(err) && ctx.Err() == nil {
-		resp, err = x.p.transport.RoundTrip(x.outgoing(ctx, rep))
+		resp, err = x.p.transport.RoundTrip(x.outgoing(traced, rep))
 	}
 	x.sent = time.Now()
 	if err == nil && resp.StatusCode < 200 {
 		_ = resp.Body.Close()
 		return nil, fmt.Errorf("status %d, which ends no request", resp.StatusCode)
 	}
-	return resp, err
+	x.attempt.begun.Store(err == nil)
+	x.p.watch.hears(&x.attempt)
+	return resp, x.attempt.cause(err)
 }
 
 // unsent reports whether a request could not be written whole. On a kept
@@ -371,66 +405,9 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 
 var identity = []string{"identity"}
 
-// again reports whether an answer is a replica's word that another should be asked.
-func (x *exchange) again(resp *http.Response) bool {
-	return resp.StatusCode == http.StatusServiceUnavailable && x.mayGoOn()
-}
-
-// mayGoOn reports whether another attempt is left after the one under way, and a
-// ready replica that the request has not been to.
-func (x *exchange) mayGoOn() bool {
-	return x.attempts < x.p.cfg.Attempts && slices.ContainsFunc(x.model.Replicas, func(r *replica.Replica) bool {
-		return r.Ready() && r != x.lease.Replica() && !slices.Contains(x.req.Tried, r)
-	})
-}
-
-// failed ends an attempt of which no byte has reached the client, and reports
-// whether to make another.
-func (x *exchange) failed(resp *http.Response, err error) bool {
-	rep := x.lease.Replica()
-	switch {
-	case x.r.Context().Err() != nil:
-		x.status = statusClientGone
-		x.finish(router.Canceled)
-		if resp != nil {
-			_ = resp.Body.Close()
-		}
-		return false
-	case resp != nil:
-		x.meter.retryAfter = retryAfter(resp.Header)
-		_ = resp.Body.Close() // unread: its end may be long in coming
-		x.target.RetriedBusy.Inc()
-		x.finish(router.Busy)
-		x.meter.retryAfter = 0
-	default:
-		x.err = err
-		if x.connected == 0 {
-			rep.Failed(replica.Refused)
-		} else {
-			rep.Failed(replica.Reset)
-		}
-		retry := x.mayGoOn()
-		x.finish(router.Failed)
-		if !retry {
-			x.p.log.Warn("replica did not answer", "replica", rep.ID, "request_id", x.id, "err", err)
-			x.refuse("unreachable", &openai.Error{Status: http.StatusBadGateway, Type: "api_error", Code: "replica_unreachable", Message: "the replica did not answer"})
-			return false
-		}
-		if x.connected == 0 {
-			x.target.RetriedUnreachable.Inc()
-		} else {
-			x.target.RetriedFailed.Inc()
-		}
-	}
-	x.req.Tried = append(x.req.Tried, rep)
-	return true
-}
-
 // finish ends the lease.
 func (x *exchange) finish(end router.End) {
-	if end == router.Completed {
-		x.lease.Replica().Succeeded()
-	}
+	x.p.watch.end(&x.attempt)
 	x.lease.Done(x.meter.outcome(end), time.Now())
 	x.lease, x.ended = nil, end
 }

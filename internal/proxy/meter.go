@@ -2,7 +2,8 @@ package proxy
 
 import (
 	"bytes"
-	"net/http"
+	"errors"
+	"io"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/metrics"
@@ -62,7 +63,7 @@ func (m *meter) begin(x *exchange, status int, stream bool) {
 
 // take reads a piece of the answer.
 func (m *meter) take(piece []byte) {
-	if !m.reads {
+	if !m.reads || len(piece) == 0 {
 		return
 	}
 	if m.stream {
@@ -113,22 +114,38 @@ func (m *meter) understand(e *openai.Event) {
 // end is at the answer's regular end, and tells how the request ended.
 func (m *meter) end() router.End {
 	switch {
-	case m.status == http.StatusTooManyRequests || m.status == http.StatusServiceUnavailable:
+	case isBusy(m.status):
 		return router.Busy
-	case m.status >= 500:
+	case isFault(m.status):
 		return router.Failed
 	case m.status >= 400:
 		return router.Rejected
 	}
-	if m.reads && !m.stream {
-		e := openai.ParseAnswer(m.whole.Bytes())
-		m.understand(&e)
-	}
-	m.unfinished = m.stream && !m.firstEvent.IsZero() && !m.last
+	m.readWhole()
+	// A stream in which no event was found may be one that cannot be read.
+	m.unfinished = m.reads && m.stream && !m.last && (!m.firstEvent.IsZero() || !m.x.attempt.spent.Load())
 	if m.failed || m.unfinished {
 		return router.Failed
 	}
 	return router.Completed
+}
+
+// readWhole reads an answer that is not streamed, at its end.
+func (m *meter) readWhole() {
+	if m.reads && !m.stream && m.whole.Len() > 0 {
+		e := openai.ParseAnswer(m.whole.Bytes())
+		m.understand(&e)
+		m.whole.Reset()
+	}
+}
+
+// spoiled reports whether the first piece of an answer, and the error that came with
+// it, show that the replica gave it up.
+func (m *meter) spoiled(err error) bool {
+	if errors.Is(err, io.EOF) {
+		m.readWhole()
+	}
+	return m.failed && m.status < 300
 }
 
 // outcome is what the router learns.
@@ -203,6 +220,10 @@ func (m *meter) record(x *exchange, now time.Time) {
 
 func (m *meter) whyBroken(x *exchange) int {
 	switch {
+	case errors.Is(x.err, errSlow):
+		return metrics.Slow
+	case errors.Is(x.err, errStopping):
+		return metrics.Stopped
 	case x.ended == router.Canceled:
 		return metrics.Left
 	case m.failed:

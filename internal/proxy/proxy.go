@@ -3,11 +3,13 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -25,6 +27,27 @@ type Config struct {
 	// Attempts is on how many replicas a request is tried before its failure is the
 	// client's, as long as no byte of an answer has come.
 	Attempts int `yaml:"attempts"`
+	// RetryTime is how long after its arrival a request may still be tried on another
+	// replica.
+	RetryTime time.Duration `yaml:"retry_time"`
+	// RetryBudget bounds the attempts beyond the first of all requests together, as a
+	// share of the requests; 0 does not. When a whole fleet is failing, attempts that are
+	// made again would keep it down.
+	RetryBudget float64 `yaml:"retry_budget"`
+	// HeaderTimeout bounds the time until a replica's answer begins. An answer that is
+	// not streamed begins when it is whole. 0 is for ever.
+	HeaderTimeout time.Duration `yaml:"header_timeout"`
+	// EventTimeout bounds a replica's silence within an answer: before the first event,
+	// which is the time of the queue and the prefill, and between two. 0 is for ever.
+	EventTimeout time.Duration `yaml:"event_timeout"`
+	// UploadTimeout bounds a client's silence while it sends its request; 0 does not.
+	UploadTimeout time.Duration `yaml:"upload_timeout"`
+	// WriteTimeout bounds how long a client may not take what is written to it; 0 does not.
+	WriteTimeout time.Duration `yaml:"write_timeout"`
+	// MaxInFlight bounds the requests under way; 0 does not.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// MaxBufferedBytes bounds the bodies of all requests under way together; 0 does not.
+	MaxBufferedBytes int64 `yaml:"max_buffered_bytes"`
 	// ConnectTimeout bounds the set-up of a connection to a replica.
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`
 	// PolicyHeader lets a request choose its policy by the header X-Warmpath-Policy.
@@ -36,7 +59,12 @@ type Config struct {
 
 // DefaultConfig returns the settings that suit most fleets.
 func DefaultConfig() Config {
-	return Config{MaxBodyBytes: 64 << 20, Attempts: 3, ConnectTimeout: 5 * time.Second}
+	return Config{
+		MaxBodyBytes: 64 << 20, MaxBufferedBytes: 1 << 30, MaxInFlight: 10_000,
+		Attempts: 3, RetryTime: 2 * time.Minute, RetryBudget: 0.2,
+		ConnectTimeout: 5 * time.Second, HeaderTimeout: 15 * time.Minute, EventTimeout: 5 * time.Minute,
+		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute,
+	}
 }
 
 // Validate reports the first setting that cannot work.
@@ -48,6 +76,22 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("attempts must be at least 1, not %d", c.Attempts)
 	case c.ConnectTimeout <= 0:
 		return errors.New("connect_timeout must be above 0")
+	case c.RetryTime < 0:
+		return fmt.Errorf("retry_time must not be negative, but is %v", c.RetryTime)
+	case !(c.RetryBudget >= 0 && c.RetryBudget <= 10):
+		return fmt.Errorf("retry_budget must be a share from 0 to 10, not %v", c.RetryBudget)
+	case c.HeaderTimeout < 0:
+		return fmt.Errorf("header_timeout must not be negative, but is %v", c.HeaderTimeout)
+	case c.EventTimeout < 0:
+		return fmt.Errorf("event_timeout must not be negative, but is %v", c.EventTimeout)
+	case c.UploadTimeout < 0:
+		return fmt.Errorf("upload_timeout must not be negative, but is %v", c.UploadTimeout)
+	case c.WriteTimeout < 0:
+		return fmt.Errorf("write_timeout must not be negative, but is %v", c.WriteTimeout)
+	case c.MaxInFlight < 0:
+		return fmt.Errorf("max_in_flight must not be negative, but is %d", c.MaxInFlight)
+	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < c.MaxBodyBytes:
+		return fmt.Errorf("max_buffered_bytes must be at least max_body_bytes, %d, not %d", c.MaxBodyBytes, c.MaxBufferedBytes)
 	}
 	return nil
 }
@@ -74,10 +118,15 @@ type Proxy struct {
 	policy    string // the default one's name
 	policies  map[string]router.Policy
 
+	watch       watch
+	budget      *budget
+	inFlight    atomic.Int64
+	connections atomic.Int64
+
 	tables  tables
 	buffers buffers
 	spare   sync.Pool // of *exchange
-	copies  sync.Pool // of *[]byte, for answers on their way
+	copies  copies
 }
 
 // idleConnection is below the 5 s after which vLLM's server closes a connection
@@ -91,18 +140,21 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 		return nil, err
 	}
 	p := &Proxy{
-		cfg: cfg, log: log, pool: pool, router: r, metrics: m, policy: policy, policies: map[string]router.Policy{},
+		cfg: cfg, log: log, pool: pool, router: r, metrics: m, policy: policy, policies: map[string]router.Policy{}, budget: newBudget(cfg.RetryBudget),
 		transport: &http.Transport{
-			DialContext:           dial(cfg.ConnectTimeout),
 			MaxIdleConnsPerHost:   1024,
 			IdleConnTimeout:       idleConnection,
 			DisableCompression:    true, // what the engine sends is what the client gets
 			ExpectContinueTimeout: time.Second,
-			WriteBufferSize:       16 << 10,
-			ReadBufferSize:        16 << 10,
+			WriteBufferSize:       6 << 10, // a prompt of a page goes out with its head in one piece
+			ReadBufferSize:        2 << 10, // longer pieces pass it by
 			Protocols:             http1(),
 		},
 	}
+	p.transport.DialContext = dial(cfg.ConnectTimeout, &p.connections)
+	p.buffers.limit = cfg.MaxBufferedBytes
+	p.watch.headerTimeout, p.watch.eventTimeout, p.watch.began = cfg.HeaderTimeout, cfg.EventTimeout, time.Now()
+	p.watch.tick()
 	for _, name := range router.Policies() {
 		var err error
 		if p.policies[name], err = router.PolicyByName(name); err != nil {
@@ -110,7 +162,6 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 		}
 	}
 	p.tables.init(m)
-	p.copies.New = func() any { b := make([]byte, 32<<10); return &b }
 	p.spare.New = func() any { return newExchange(p) }
 	return p, nil
 }
@@ -120,6 +171,25 @@ func http1() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
 	return p
+}
+
+// Run looks after the requests under way until ctx ends.
+func (p *Proxy) Run(ctx context.Context) { p.watch.run(ctx) }
+
+// EndAll ends every answer under way, with an error that its client can read.
+func (p *Proxy) EndAll() { p.watch.stop() }
+
+// Load is what the proxy holds at a moment.
+type Load struct {
+	InFlight      int64   // requests under way
+	BufferedBytes int64   // of their bodies
+	Connections   int64   // open to replicas
+	RetryBudget   float64 // attempts beyond the first that are left
+}
+
+// Load returns what the proxy holds now.
+func (p *Proxy) Load() Load {
+	return Load{InFlight: p.inFlight.Load(), BufferedBytes: p.buffers.used.Load(), Connections: p.connections.Load(), RetryBudget: p.budget.remaining()}
 }
 
 // Close drops the idle connections to replicas.
@@ -160,12 +230,16 @@ func (p *Proxy) Handler() http.Handler {
 		}
 		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.allowWrite(w) // a connection may still have the deadline of an answer before
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // refuse answers with an error of the gateway's own.
 func (p *Proxy) refuse(w http.ResponseWriter, id, reason string, e *openai.Error) {
 	p.metrics.Refusal(reason)
+	p.allowWrite(w)
 	w.Header().Set(headerRequestID, id)
 	e.Write(w)
 }

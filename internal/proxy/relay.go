@@ -11,56 +11,133 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// relay carries the answer to the client as it comes, and ends the lease.
-func (x *exchange) relay(resp *http.Response) {
+// relay carries the answer to the client as it comes, and ends the lease. It fails
+// if nothing of the answer has reached the client, so that another replica may be
+// asked; then the lease goes on.
+func (x *exchange) relay(resp *http.Response) error {
 	defer resp.Body.Close()
 	stream := isEventStream(resp.Header)
+	if turnsAway(resp.StatusCode) && x.another() {
+		return &turnedAway{status: resp.StatusCode, retryAfter: retryAfter(resp.Header)}
+	}
+	if x.status != 0 && (resp.StatusCode != http.StatusOK || !stream || resp.Header.Get("Content-Encoding") != "") {
+		return &turnedAway{status: resp.StatusCode, retryAfter: retryAfter(resp.Header), misfit: true}
+	}
 	x.err = nil // that of an attempt before
+	x.meter.reset()
 	x.meter.begin(x, resp.StatusCode, stream)
 	x.meter.retryAfter = retryAfter(resp.Header)
-	x.writeHead(resp, stream)
 
-	buf := x.p.copies.Get().(*[]byte)
-	defer x.p.copies.Put(buf)
-	for {
-		n, err := resp.Body.Read(*buf)
-		if n > 0 {
-			x.meter.take((*buf)[:n])
-			if _, err := x.w.Write((*buf)[:n]); err != nil {
-				x.finish(router.Canceled)
-				return
-			}
-			if stream {
-				x.w.(http.Flusher).Flush()
-			}
+	buf := x.p.copies.get(stream)
+	defer x.p.copies.put(buf, stream)
+	n, err := 0, error(nil)
+	if !stream {
+		n, err = x.readFirst(resp, *buf)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return x.over(err, stream)
 		}
-		switch {
-		case err == nil:
-		case err == io.EOF:
-			end := x.meter.end()
-			switch {
-			case x.meter.failed:
-				x.err = errReported
-			case x.meter.unfinished:
-				x.err = errUnfinished
-			}
-			x.finish(end)
-			return
-		case x.r.Context().Err() != nil:
-			x.finish(router.Canceled)
-			return
-		default:
-			x.cutOff(err, stream)
-			return
-		}
+	} else { // the head goes out at once, since the first event may be long in coming
+		x.writeHead(resp, stream)
+		n, err = resp.Body.Read(*buf)
 	}
+	x.meter.take((*buf)[:n])
+	if x.meter.spoiled(err) && x.another() {
+		return &turnedAway{status: http.StatusOK}
+	}
+	if !stream {
+		x.writeHead(resp, stream)
+	}
+	for {
+		if n > 0 {
+			if err := x.write((*buf)[:n], stream); err != nil {
+				x.left(err)
+				return nil
+			}
+		}
+		if err != nil {
+			return x.over(err, stream)
+		}
+		n, err = resp.Body.Read(*buf)
+		x.meter.take((*buf)[:n])
+	}
+}
+
+// readFirst reads the beginning of an answer that is not streamed: the whole of one
+// that is known to be short, so that another replica can be asked if it breaks off.
+func (x *exchange) readFirst(resp *http.Response, buf []byte) (n int, err error) {
+	if resp.ContentLength >= 0 && resp.ContentLength <= int64(len(buf)) {
+		if n, err = io.ReadFull(resp.Body, buf[:resp.ContentLength]); err == nil {
+			err = io.EOF
+		}
+		return n, err
+	}
+	for n == 0 && err == nil {
+		n, err = resp.Body.Read(buf)
+	}
+	return n, err
+}
+
+// left ends an exchange whose client takes no more of its answer.
+func (x *exchange) left(err error) {
+	if isTimeout(err) {
+		x.err = errSlow
+	}
+	x.finish(router.Canceled)
+}
+
+// over is at the end of what came of the answer. Like relay, it fails if another
+// replica may be asked.
+func (x *exchange) over(err error, stream bool) error {
+	if errors.Is(err, io.EOF) {
+		return x.whole(stream)
+	}
+	if x.r.Context().Err() != nil {
+		x.finish(router.Canceled)
+		return nil
+	}
+	err = x.attempt.cause(err)
+	if !x.attempt.spent.Load() {
+		return err
+	}
+	x.cutOff(err, stream)
+	return nil
+}
+
+// whole is at the regular end of the answer's body.
+func (x *exchange) whole(stream bool) error {
+	x.allow() // for what net/http writes last
+	end := x.meter.end()
+	switch {
+	case end != router.Failed:
+		if end == router.Completed {
+			x.lease.Replica().Succeeded()
+		}
+		x.finish(end)
+	case x.meter.failed:
+		x.err = errReported
+		x.fail(replica.Aborted)
+	case !x.meter.unfinished:
+		x.fail(replica.Errored)
+	case !x.attempt.spent.Load():
+		return errUnfinished
+	default:
+		x.cutOff(errUnfinished, stream)
+	}
+	return nil
 }
 
 // writeHead sends the answer's status and headers; of a stream at once, since the
 // first event may be long in coming.
 func (x *exchange) writeHead(resp *http.Response, stream bool) {
+	if x.status != 0 {
+		return // that of an attempt before will do: nothing of its answer came
+	}
 	h := x.w.Header()
+	connection, ours := h["Connection"]
 	copyHeader(h, resp.Header)
+	if ours {
+		h["Connection"] = connection // the gateway's own word to its client
+	}
 	x.status = resp.StatusCode
 	rep := x.lease.Replica()
 	h[HeaderReplica] = []string{rep.ID}
@@ -80,6 +157,7 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 			h["X-Accel-Buffering"] = noBuffering
 		}
 	}
+	x.allow()
 	x.w.WriteHeader(resp.StatusCode)
 	if stream {
 		x.w.(http.Flusher).Flush()
@@ -92,26 +170,29 @@ var noCache, noBuffering = []string{"no-cache"}, []string{"no"}
 var (
 	errReported   = errors.New("the replica reported an error within its answer")
 	errUnfinished = errors.New("the replica's stream ended without its last event")
+	errSlow       = errors.New("the client did not read its answer")
 )
 
-// cutOff ends an answer that the replica broke off, so that the client cannot
-// take it for a whole one.
+// cutOff ends an answer that broke off, so that the client cannot take it for a
+// whole one.
 func (x *exchange) cutOff(err error, stream bool) {
 	x.err = err
-	rep := x.lease.Replica()
-	rep.Failed(replica.CutOff)
-	x.p.log.Warn("replica broke an answer off", "replica", rep.ID, "request_id", x.id, "err", err)
 	within := x.meter.scanner.Within() || !x.meter.reads // nobody watched where events end
-	x.finish(router.Failed)
+	e := openai.Error{Type: "api_error", Code: "replica_lost", Message: "the replica broke the answer off"}
+	if errors.Is(err, errStopping) {
+		e.Code, e.Message = "stopping", "the gateway is stopping and could not wait for the end of the answer"
+		x.finish(router.Canceled)
+	} else {
+		rep := x.lease.Replica()
+		x.p.log.Warn("replica broke an answer off", "replica", rep.ID, "request_id", x.id, "err", err)
+		x.fail(x.faultOf(err))
+	}
 	if !stream || x.w.Header().Get("Content-Encoding") != "" { // plain text would not be read
 		panic(http.ErrAbortHandler)
 	}
-	e := openai.Error{Type: "api_error", Code: "replica_lost", Message: "the replica broke the answer off"}
 	event := e.Event(x.endpoint)
 	if within {
 		event = append([]byte("\n\n"), event...)
 	}
-	if _, err := x.w.Write(event); err == nil {
-		x.w.(http.Flusher).Flush()
-	}
+	_ = x.write(event, true) // the client has gone if this fails
 }

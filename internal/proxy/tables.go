@@ -18,6 +18,7 @@ import (
 type tables struct {
 	metrics   *metrics.Metrics
 	decisions map[string][]prometheus.Counter // by policy, then reason; complete from the start
+	faults    []string                        // by their numbers
 
 	mu       sync.Mutex
 	targets  table[[]*metrics.Target]    // by slot, then model
@@ -50,6 +51,9 @@ func (t *table[T]) set(i int, row T) {
 
 func (t *tables) init(m *metrics.Metrics) {
 	t.metrics, t.decisions = m, map[string][]prometheus.Counter{}
+	for _, f := range replica.Faults() {
+		t.faults = append(t.faults, f.String())
+	}
 	for _, policy := range router.Policies() {
 		for _, why := range router.Reasons() {
 			t.decisions[policy] = append(t.decisions[policy], m.Decision(policy, why.String()))
@@ -72,7 +76,7 @@ func (t *tables) target(r *replica.Replica, m *replica.Model) *metrics.Target {
 		t.replicas = append(t.replicas, nil)
 	}
 	if t.replicas[r.Slot] == nil {
-		t.replicas[r.Slot] = t.metrics.Replica(r.ID)
+		t.replicas[r.Slot] = t.metrics.Replica(r.ID, t.faults)
 	}
 	row := append([]*metrics.Target(nil), t.targets.row(r.Slot)...)
 	for len(row) <= m.Index {

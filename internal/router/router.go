@@ -254,12 +254,18 @@ func (r *Router) fleetPace(now time.Time) float64 {
 	return r.pace
 }
 
-// gather leaves the replicas that can take the request in r.chosen.
+// gather leaves the replicas that can take the request in r.chosen: the ready ones,
+// or, where none is, those that are believed to be down.
 func (r *Router) gather(req *Request) {
 	r.chosen = r.chosen[:0]
-	for _, rep := range req.Model.Replicas {
-		if rep.Ready() && !slices.Contains(req.Tried, rep) {
-			r.chosen = append(r.chosen, r.slot(rep))
+	for _, can := range [...]func(*replica.Replica) bool{(*replica.Replica).Ready, (*replica.Replica).LastResort} {
+		for _, rep := range req.Model.Replicas {
+			if can(rep) && !slices.Contains(req.Tried, rep) {
+				r.chosen = append(r.chosen, r.slot(rep))
+			}
+		}
+		if len(r.chosen) > 0 {
+			break
 		}
 	}
 	for len(r.candidates) < len(r.chosen) {

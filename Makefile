@@ -9,8 +9,9 @@ ADMIN   ?= 127.0.0.1:9090
 RACE    ?= $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
 GOLANGCI ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZ    ?= 10s
+CHAOS   ?= 2m
 
-.PHONY: help build run test lint e2e bench fuzz clean
+.PHONY: help build run test lint e2e chaos bench fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -21,11 +22,12 @@ build: ## bin/gateway, bin/mockvllm and bin/bench
 run: build ## a gateway over mock replicas, or over REPLICAS
 	bin/gateway -listen $(LISTEN) -admin $(ADMIN) $(if $(REPLICAS),$(foreach url,$(REPLICAS),-replica $(url)),-demo 3)
 
-test: ## every test, with the race detector
+test: ## every test, with the race detector, and each fuzz test for 2 s
 	$(GO) vet ./...
 	$(if $(RACE),,@echo "no C compiler: testing without the race detector")
 	$(GO) test $(RACE) ./...
 	$(if $(RACE),$(GO) test ./internal/lab)
+	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 
 lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...
@@ -34,6 +36,9 @@ lint: ## golangci-lint; downloads it on first use
 e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
 	test/vllm/setup.sh
 	$(GO) test -tags e2e -count=1 -v -timeout 20m ./test/e2e/
+
+chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then restarts and 2,000 streams
+	$(GO) test -count=1 -v -timeout 20m ./test/chaos -chaos $(CHAOS)
 
 bench: ## the benchmarks of the request path
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...

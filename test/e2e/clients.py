@@ -4,6 +4,7 @@ clients.py URL MODEL prints one line of JSON for each check: its name and, if it
 failed, its error.
 """
 
+import asyncio
 import json
 import sys
 import traceback
@@ -67,6 +68,62 @@ def _():
     chunks = list(openai_client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=TOKENS, stream=True))
     expect(any(c.choices and c.choices[0].delta.content for c in chunks), chunks)
     expect(all(c.choices and c.usage is None for c in chunks), chunks)  # nothing that was not asked for
+
+
+@check("openai chat with tools")
+def _():
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}}}
+    talk = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    ]
+    options = {"model": MODEL, "messages": talk, "tools": [tool], "tool_choice": "none", "max_tokens": TOKENS}
+    answer = openai_client.chat.completions.create(**options)
+    expect(answer.choices[0].finish_reason == "length", answer)
+    chunks = list(openai_client.chat.completions.create(**options, stream=True))
+    expect(any(c.choices[0].delta.content for c in chunks), chunks)
+
+
+@check("openai chat, the raw response")
+def _():
+    raw = openai_client.chat.completions.with_raw_response.create(model=MODEL, messages=QUESTION, max_tokens=TOKENS)
+    expect(raw.status_code == 200 and raw.headers["x-warmpath-replica"] and raw.headers["x-request-id"], raw.headers)
+    expect(raw.parse().usage.completion_tokens == TOKENS, raw.text)
+    with openai_client.chat.completions.with_streaming_response.create(
+        model=MODEL, messages=QUESTION, max_tokens=TOKENS, stream=True
+    ) as streamed:
+        lines = list(streamed.iter_lines())
+    expect(streamed.headers["content-type"].startswith("text/event-stream") and "data: [DONE]" in lines, lines)
+
+
+@check("openai chat, given up in the middle")
+def _():
+    stream = openai_client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=400, stream=True)
+    next(iter(stream))
+    stream.close()
+    answer = openai_client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=TOKENS)
+    expect(answer.usage.completion_tokens == TOKENS, answer)
+
+
+@check("openai, several at once, some given up")
+def _():
+    async def one(client, n):
+        stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=20, stream=True)
+        chunks = []
+        async for chunk in stream:
+            chunks.append(chunk)
+            if n % 2:
+                await stream.close()
+                return None
+        return chunks[-1].choices[0].finish_reason
+
+    async def several():
+        async with openai.AsyncOpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=120) as client:
+            return await asyncio.gather(*(one(client, n) for n in range(8)))
+
+    ends = asyncio.run(several())
+    expect(ends == ["length", None] * 4, ends)
 
 
 @check("openai completions")

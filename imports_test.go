@@ -35,6 +35,7 @@ var allowed = map[string][]string{
 	"internal/sse":                 {},
 	"internal/metrics":             {},
 	"internal/mockvllm":            {},
+	"internal/modelcache/agent":    {"internal/modelcache", "internal/modelcache/manifest", "internal/modelcache/store"},
 	"internal/modelcache":          {"internal/modelcache/fetch", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/modelcache/fetch":    {"internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/modelcache/store":    {"internal/modelcache/manifest"},

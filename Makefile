@@ -16,7 +16,7 @@ CHAOS   ?= 2m
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
 
-build: ## bin/gateway, bin/mockvllm and bin/bench
+build: ## bin/gateway, bin/mockvllm, bin/bench and bin/modelcache
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
 run: build ## a gateway over mock replicas, or over REPLICAS

@@ -21,6 +21,7 @@ var allowed = map[string][]string{
 	"cmd/gateway":                  {"internal/config", "internal/gateway"},
 	"cmd/mockvllm":                 {"internal/mockvllm"},
 	"cmd/bench":                    {"internal/bench", "internal/lab"},
+	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/bench":               {"internal/openai", "internal/sse"},
 	"internal/lab":                 {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
 	"internal/gateway":             {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -238,7 +239,13 @@ as `+manifest.Name+`, so that each file can be proven by itself.`, 1, 1)
 	if err != nil {
 		return err
 	}
-	from, err := source.New(words[0], "", cfg, os.LookupEnv)
+	repository := words[0]
+	if info, err := os.Stat(repository); err == nil && info.IsDir() {
+		if repository, err = filepath.Abs(repository); err != nil {
+			return err
+		}
+	}
+	from, err := source.New(repository, "", cfg, os.LookupEnv)
 	if err != nil {
 		return err
 	}

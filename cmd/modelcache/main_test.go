@@ -330,6 +330,10 @@ func TestTheWholeCommandLine(t *testing.T) {
 	if m, err := manifest.Parse([]byte(text)); err != nil || m.Digest() != s.digest {
 		t.Errorf("the published directory has another digest: %v", err)
 	}
+	t.Chdir(filepath.Dir(path))
+	if again := must("manifest", filepath.Base(path)); again != text {
+		t.Error("a relative directory has another manifest")
+	}
 	if got := must("list", "-config", s.config); !strings.Contains(got, string(s.digest)) || !strings.Contains(got, "pod") {
 		t.Error(got)
 	}

@@ -1,8 +1,11 @@
 package modelcache
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -98,4 +101,33 @@ func FuzzParseConfig(f *testing.F) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// TestSettingsAreDocumented compares the keys and their defaults with docs/modelcache.md.
+func TestSettingsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/modelcache.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+\\.[A-Za-z]+)` \\| (.*?) \\|").FindAllStringSubmatch(string(page), -1) {
+		documented[m[1]] = strings.Trim(strings.TrimSpace(m[2]), "`")
+	}
+	sections := reflect.ValueOf(DefaultConfig())
+	for i := range sections.NumField() {
+		section := sections.Field(i)
+		for j := range section.NumField() {
+			key := sections.Type().Field(i).Tag.Get("yaml") + "." + section.Type().Field(j).Tag.Get("yaml")
+			shown, ok := documented[key]
+			delete(documented, key)
+			if !ok {
+				t.Errorf("docs/modelcache.md lacks %s", key)
+			} else if v := section.Field(j); !v.IsZero() && shown != fmt.Sprint(v.Interface()) {
+				t.Errorf("%s is %v by default, docs/modelcache.md says %s", key, v.Interface(), shown)
+			}
+		}
+	}
+	for key := range documented {
+		t.Errorf("docs/modelcache.md has %s, which is no key", key)
+	}
 }

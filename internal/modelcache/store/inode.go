@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"syscall"
@@ -57,6 +56,5 @@ func (s *Store) fileOpen(name string) bool {
 		return false
 	}
 	defer func() { _ = f.Close() }() // and the lease with it
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	return errors.Is(err, unix.EAGAIN)
+	return openElsewhere(f)
 }

@@ -133,8 +133,7 @@ func (s *Store) takeSpace(p Part) error {
 
 func allocate(f *os.File, size int64) error {
 	if size > 0 {
-		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
+		if err := takeBlocks(f, size); err != nil {
 			return fmt.Errorf("reserve %d bytes: %w", size, err)
 		}
 	}

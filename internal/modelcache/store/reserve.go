@@ -393,7 +393,7 @@ func (s *Store) free() (int64, error) {
 	if err := unix.Statfs(s.cfg.Path, &st); err != nil {
 		return 0, &os.PathError{Op: "statfs", Path: s.cfg.Path, Err: err}
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // its type differs between systems
 }
 
 func gib(n int64) string {

@@ -20,7 +20,7 @@ const module = "github.com/warmpath/warmpath/"
 var allowed = map[string][]string{
 	"cmd/gateway":                  {"internal/config", "internal/gateway"},
 	"cmd/mockvllm":                 {"internal/mockvllm"},
-	"cmd/bench":                    {"internal/bench", "internal/lab"},
+	"cmd/bench":                    {"internal/bench", "internal/lab", "internal/plot"},
 	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/bench":               {"internal/openai", "internal/sse"},
 	"internal/lab":                 {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
@@ -42,6 +42,7 @@ var allowed = map[string][]string{
 	"internal/modelcache/store":    {"internal/modelcache/manifest"},
 	"internal/modelcache/source":   {},
 	"internal/modelcache/manifest": {},
+	"internal/plot":                {},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -28,6 +28,12 @@ var bounds = []string{oracle, pooled}
 // Policies lists every policy that can be simulated.
 func Policies() []string { return slices.Concat(router.Policies(), references, bounds) }
 
+// Ours is the policy that the others are there to be compared with.
+const Ours = router.PrefixPolicy
+
+// IsBound reports whether a policy is a bound, which no gateway could follow.
+func IsBound(policy string) bool { return slices.Contains(bounds, policy) }
+
 func newBalancer(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) (balancer, error) {
 	if slices.Contains(router.Policies(), s.Policy) {
 		return newRouted(s)
@@ -37,7 +43,7 @@ func newBalancer(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) (balanc
 	}
 	b := newReference(s, engines, rnd)
 	for i := range s.Replicas {
-		b.index.SetSlot(i, s.Engine.BlockSize, s.Engine.Blocks)
+		b.index.SetSlot(i, s.Engine.BlockSize, s.told())
 	}
 	switch s.Policy {
 	case "least-requests":

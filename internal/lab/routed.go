@@ -35,11 +35,7 @@ func newRouted(s Scenario) (*routed, error) {
 	for i := range s.Replicas {
 		rep := replica.Virtual(fmt.Sprintf("replica-%d:8000", i), i)
 		b.all = append(b.all, rep)
-		facts := replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.Engine.Blocks}
-		if s.Capacity != 0 {
-			facts.Blocks = int(max(0, s.Capacity) * float64(s.Engine.Blocks))
-		}
-		r.Told(rep, facts)
+		r.Told(rep, replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.told()})
 	}
 	return b, nil
 }

@@ -41,6 +41,17 @@ type Scenario struct {
 	LoadLag, PrefixLag time.Duration
 }
 
+// told is how many blocks a replica says it has.
+func (s *Scenario) told() int {
+	switch {
+	case s.Capacity < 0:
+		return 0
+	case s.Capacity == 0:
+		return s.Engine.Blocks
+	}
+	return int(float64(s.Engine.Blocks) * s.Capacity)
+}
+
 // Never is the lag of what is not shared.
 const Never = time.Duration(math.MaxInt64)
 

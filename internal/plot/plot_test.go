@@ -72,7 +72,8 @@ func TestEveryPanelHasALineForEverySeries(t *testing.T) {
 
 func TestTheSamePictureGivesTheSameBytes(t *testing.T) {
 	p := picture(false, []float64{0.1, 0.3}, []float64{0.2, 0.9})
-	if draw(t, p) != draw(t, p) {
+	first := draw(t, p)
+	if second := draw(t, p); second != first {
 		t.Error("two drawings of one picture differ")
 	}
 }

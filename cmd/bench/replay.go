@@ -218,7 +218,7 @@ func (f *replayFlags) send(ctx context.Context, w lab.Workload, endpoint string)
 	p := &prompts{model: f.model, vocabulary: f.vocabulary, chat: f.as == "chat"}
 	turns, total := p.turns(requests)
 	var tally bench.Tally
-	bar := newProgress(f.progress, endpoint, total)
+	bar := newProgress(f.progress, endpoint, "requests", total)
 	loop := bench.Loop{Send: client.Send, InFlight: f.inFlight, Done: func(a bench.Answer, dropped int) {
 		tally.Add(a, dropped)
 		bar.step(1+dropped, tally.Failed())

@@ -28,8 +28,12 @@ var bounds = []string{oracle, pooled}
 // Policies lists every policy that can be simulated.
 func Policies() []string { return slices.Concat(router.Policies(), references, bounds) }
 
-// Ours is the policy that the others are there to be compared with.
-const Ours = router.PrefixPolicy
+// Ours is the policy that the others are there to be compared with, Pooled the bound
+// of what a fleet with one cache would do.
+const (
+	Ours   = router.PrefixPolicy
+	Pooled = pooled
+)
 
 // IsBound reports whether a policy is a bound, which no gateway could follow.
 func IsBound(policy string) bool { return slices.Contains(bounds, policy) }

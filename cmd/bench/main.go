@@ -1,5 +1,5 @@
 // Command bench measures: simulate runs routing policies in virtual time, replay
-// sends the same arrivals to a real server.
+// sends the same arrivals to a real server, lab makes docs/lab.md.
 package main
 
 import (
@@ -17,12 +17,13 @@ import (
 	"github.com/warmpath/warmpath/internal/lab"
 )
 
-const usage = `usage: bench simulate|replay [flags]
+const usage = `usage: bench simulate|replay|lab [flags]
 
   simulate   routing policies on the same arrivals, over simulated engines, in virtual time
   replay     the same arrivals over HTTP, to any server of OpenAI's API
+  lab        every simulation that docs/lab.md shows, and that page
 
-bench simulate -h and bench replay -h list their flags.
+bench simulate -h, bench replay -h and bench lab -h list their flags.
 `
 
 func main() {
@@ -39,6 +40,8 @@ func run(args []string, out io.Writer) error {
 		return simulate(args[1:], out, os.Stderr)
 	case len(args) > 0 && args[0] == "replay":
 		return replay(args[1:], out)
+	case len(args) > 0 && args[0] == "lab":
+		return makeLab(args[1:], os.Stderr)
 	}
 	fmt.Fprint(os.Stderr, usage)
 	if len(args) > 0 && strings.TrimLeft(args[0], "-") == "h" {

@@ -64,6 +64,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		`"nothing"`:         {"simulate", "-workload", "chat,nothing"},
 		"varies":            {"simulate", "-picture", "x.svg"},
 		"load and gateways": {"simulate", "-load", "1,2", "-gateways", "1,2", "-picture", "x.svg"},
+		"-out":              {"lab"},
+		"-trace-seeds":      {"lab", "-out", "x", "-trace-seeds", "0"},
 		"trace line 1":      {"simulate", "-trace", bad},
 		"no such file":      {"simulate", "-trace", bad + "x"},
 	} {

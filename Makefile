@@ -45,7 +45,7 @@ bench: ## the benchmarks of the request path
 
 lab: ## docs/lab.md and its pictures again; TRACE=mooncake_conversation.jsonl.gz adds the trace (kvcache-ai/Mooncake, Apache-2.0)
 	$(GO) build -trimpath -o bin/ ./cmd/bench
-	GOGC=400 bin/bench lab -out docs $(if $(TRACE),-trace $(TRACE))
+	GOGC=400 bin/bench lab -out docs $(if $(TRACE),-trace $(TRACE)) $(LABFLAGS)
 
 fuzz: ## each fuzz test for FUZZ=10s
 	@for f in $$(grep -rho --include='*_test.go' '^func Fuzz[A-Za-z]*' internal | sed 's/func //' | sort -u); do \

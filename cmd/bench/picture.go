@@ -61,7 +61,7 @@ func role(policy string) plot.Role {
 
 // panel draws one figure. Loads stand where their numbers are, all else side by side.
 func panel(title, label string, log bool, by axis, cells []cell, series map[string]int, figure func(*lab.Summary) float64) plot.Panel {
-	p := plot.Panel{Title: title, XLabel: by.label, YLabel: label, Log: log, Values: make([][]float64, len(series))}
+	p := plot.Panel{Title: title, XLabel: by.label, YLabel: label, Log: log, Share: !log, Values: make([][]float64, len(series))}
 	for i := range cells {
 		c := &cells[i]
 		if tick := by.text(&c.point); !slices.Contains(p.Ticks, tick) {

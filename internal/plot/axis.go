@@ -38,7 +38,7 @@ func (p *Panel) axis() *axis {
 	if a.log {
 		a.logarithmic()
 	} else {
-		a.linear()
+		a.linear(p.Share)
 	}
 	return a
 }
@@ -69,11 +69,14 @@ func (a *axis) logarithmic() {
 }
 
 // linear widens the range to round numbers.
-func (a *axis) linear() {
+func (a *axis) linear(share bool) {
 	if a.high-a.low < 0.05 { // what does not differ must not look as if it did
 		a.low, a.high = a.low-0.05, a.high+0.05
 		if a.low < 0 && a.low >= -0.05 {
 			a.low = 0
+		}
+		if share {
+			a.high = min(a.high, 1)
 		}
 	}
 	step := math.Pow(10, math.Floor(math.Log10((a.high-a.low)/fewTicks)))

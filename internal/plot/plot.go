@@ -37,6 +37,7 @@ type Panel struct {
 	X      []float64
 	Ticks  []string // what is written at each X
 	Log    bool     // the Y axis; values of 0 and less are then left out
+	Share  bool     // values are shares: the Y axis stays within 0 and 1
 	Values [][]float64
 }
 

@@ -99,6 +99,15 @@ func TestAxesSurviveAnyValues(t *testing.T) {
 	}
 }
 
+func TestSharesEndAtOne(t *testing.T) {
+	p := picture(false, []float64{0.99, 0.98})
+	p.Panels[0].Share = true
+	p.Panels[0].Ticks = []string{"a", "b"}
+	if texts := parse(t, draw(t, p)); count(texts, "1") != 1 || count(texts, "1.02") != 0 {
+		t.Errorf("an axis of shares has %v", texts)
+	}
+}
+
 func TestTicksAreRoundAndFew(t *testing.T) {
 	for _, c := range []struct {
 		values []float64

@@ -38,9 +38,10 @@ const (
 // IsBound reports whether a policy is a bound, which no gateway could follow.
 func IsBound(policy string) bool { return slices.Contains(bounds, policy) }
 
-func newBalancer(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) (balancer, error) {
+func newBalancer(s Scenario, engines []*mockvllm.Engine, gateway int) (balancer, error) {
+	rnd := rand.New(rand.NewPCG(s.Seed, 77+uint64(gateway)<<8))
 	if slices.Contains(router.Policies(), s.Policy) {
-		return newRouted(s)
+		return newRouted(s, gateway)
 	}
 	if slices.Contains(bounds, s.Policy) {
 		return &bound{s: s, engines: engines, random: rnd}, nil

@@ -23,10 +23,10 @@ type routed struct {
 	noUsage bool
 }
 
-func newRouted(s Scenario) (*routed, error) {
+func newRouted(s Scenario, gateway int) (*routed, error) {
 	cfg := router.DefaultConfig()
-	cfg.MaxWait = 0 // an overloaded fleet shows in the times
-	cfg.Policy, cfg.Seed = s.Policy, s.Seed
+	cfg.MaxWait = 0                                               // an overloaded fleet shows in the times
+	cfg.Policy, cfg.Seed = s.Policy, s.Seed+uint64(gateway)<<32+1 // 0 would make it different in each run
 	r, err := router.New(cfg)
 	if err != nil {
 		return nil, err

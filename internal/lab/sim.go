@@ -127,8 +127,12 @@ func Simulate(s Scenario, requests []*Request) (*Result, error) {
 	for i := range f.engines {
 		f.flights[i], f.next[i] = map[uint64]*flight{}, mockvllm.Idle
 	}
-	for g := range max(1, s.Gateways) {
-		b, err := newBalancer(s, f.engines, rand.New(rand.NewPCG(s.Seed, 77+uint64(g)<<8)))
+	gateways := max(1, s.Gateways)
+	if IsBound(s.Policy) {
+		gateways = 1 // they see all there is
+	}
+	for g := range gateways {
+		b, err := newBalancer(s, f.engines, g)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +175,7 @@ func Simulate(s Scenario, requests []*Request) (*Result, error) {
 // share sends a gateway's word to the others.
 func (f *fleet) share(from int, e router.Event) {
 	lag := f.s.LoadLag
-	if e.Kind == router.Holds {
+	if e.Kind >= router.Holds {
 		lag = f.s.PrefixLag
 	}
 	if lag == Never {

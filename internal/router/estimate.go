@@ -48,7 +48,6 @@ type slot struct {
 	tokens     int     // and uncached tokens
 	decoding   int     // requests prefilled and not done
 	last       time.Time
-	mine       bool // it is of this gateway's part of the replicas
 
 	pace     float64
 	samples  int

@@ -64,7 +64,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
 	}
 	l.tell(Event{Kind: Routed, Work: l.work, Tokens: l.uncached, Stream: l.stream})
-	l.tellHeld(0, 0)
+	l.tellPrompt(Event{Kind: Holds})
 	return l
 }
 
@@ -91,8 +91,8 @@ func (l *Lease) Prefilled(now time.Time) {
 		return
 	}
 	l.slot.prefilled(l, now)
-	l.confirm()
 	l.tell(Event{Kind: FirstSeen})
+	l.confirm()
 }
 
 func (l *Lease) confirm() {
@@ -162,6 +162,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 		for i := range l.req.Prompt.Chains {
 			r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot)
 		}
+		l.tellPrompt(Event{Kind: Dropped})
 	}
 	switch {
 	case o.End == Failed && !o.Prefilled:
@@ -220,15 +221,19 @@ func (l *Lease) learn(o *Outcome) {
 	if answer > 0 {
 		r.index.Answered(c, s, answer)
 	}
-	l.tellHeld(o.Prompt, answer)
+	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
 	if !o.CachedKnown || l.req.NoCache {
 		return
 	}
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)
-	held := r.usable(s, r.index.TokensAt(c, l.cut), o.Prompt)
+	tokens, exact := r.index.TokensAt(c, l.cut)
+	held := r.usable(s, tokens, o.Prompt)
 	tolerance := max(2*block, o.Prompt/16)
+	if !exact {
+		tolerance = max(tolerance, held/4) // where in the prompt the cut is, is a guess
+	}
 	if l.answer >= block && o.Cached >= held-tolerance {
 		// What is missing may be the answer, which templates may render otherwise.
 		share := float64(o.Cached-held) / float64(l.answer)

@@ -43,6 +43,7 @@ var allowed = map[string][]string{
 	"internal/modelcache/source":   {},
 	"internal/modelcache/manifest": {},
 	"internal/plot":                {},
+	"internal/auth":                {},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"internal/modelcache/manifest": {},
 	"internal/plot":                {},
 	"internal/auth":                {},
+	"internal/certs":               {},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

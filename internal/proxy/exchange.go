@@ -118,7 +118,7 @@ func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai
 
 // requestID returns the client's name for its request, or makes one.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get(headerRequestID); id != "" {
+	if id := r.Header.Get(headerRequestID); isID(id) {
 		return id
 	}
 	var b [8]byte
@@ -265,7 +265,7 @@ func (x *exchange) findModel() bool {
 }
 
 func modelNotFound(name string) *openai.Error {
-	return &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model '" + name + "' does not exist: GET /v1/models lists those that do"}
+	return &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model '" + short(name) + "' does not exist: GET /v1/models lists those that do"}
 }
 
 func unavailable(message string) *openai.Error {
@@ -344,7 +344,7 @@ func (x *exchange) send() (*http.Response, error) {
 	}
 	x.attempt.begun.Store(err == nil)
 	x.p.watch.hears(&x.attempt)
-	return resp, x.attempt.cause(err)
+	return resp, discreet(x.attempt.cause(err))
 }
 
 // unsent reports whether a request could not be written whole. On a kept

@@ -95,7 +95,7 @@ func (x *exchange) over(err error, stream bool) error {
 		x.finish(router.Canceled)
 		return nil
 	}
-	err = x.attempt.cause(err)
+	err = discreet(x.attempt.cause(err))
 	if !x.attempt.spent.Load() {
 		return err
 	}

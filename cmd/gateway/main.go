@@ -6,12 +6,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 
+	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
 )
@@ -32,7 +34,13 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	if cfg.HashKey != "" {
+		return hashKey(cfg.HashKey, os.Stdin, os.Stdout)
+	}
 	if cfg.Check {
+		if err := gateway.Check(cfg); err != nil {
+			return err
+		}
 		fmt.Println("the settings are fine")
 		return nil
 	}
@@ -48,6 +56,20 @@ func run() error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	return g.Run(ctx)
+}
+
+// hashKey prints what to write into the file of keys for the key that comes from in.
+func hashKey(name string, in io.Reader, out io.Writer) error {
+	text, err := io.ReadAll(io.LimitReader(in, 1<<12))
+	if err != nil {
+		return fmt.Errorf("read the key from standard input: %w", err)
+	}
+	entry, err := auth.Entry(name, strings.TrimRight(string(text), "\r\n"))
+	if err != nil {
+		return fmt.Errorf("-hash-key: %w", err)
+	}
+	_, err = io.WriteString(out, entry)
+	return err
 }
 
 // welcome says what to try next.

@@ -76,6 +76,7 @@ type Metrics struct {
 	refused                      *prometheus.CounterVec
 	prompt, predicted, cached    *prometheus.CounterVec
 	unreported, faults           *prometheus.CounterVec
+	keyRequests                  *prometheus.CounterVec
 }
 
 // New registers the metrics.
@@ -116,6 +117,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		cached:       counter("warmpath_cached_tokens_total", "Prompt tokens that replicas reported as cached.", "replica"),
 		faults:       counter("warmpath_replica_faults_total", "Faults that requests showed of a replica, by kind.", "replica", "fault"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
+		keyRequests:  counter("warmpath_key_requests_total", "Requests with an API key by the key's name and the hundred of the status that the client got.", "key", "class"),
 	}
 	for i, name := range hopNames {
 		m.Hop[i] = m.hop.WithLabelValues(name, "")
@@ -178,6 +180,12 @@ func (m *Metrics) Decision(policy, reason string) prometheus.Counter {
 // Requests resolves the counter of requests that ended with a status.
 func (m *Metrics) Requests(model, endpoint, code string) prometheus.Counter {
 	return m.requests.WithLabelValues(model, endpoint, code)
+}
+
+// KeyRequests resolves the counter of requests with an API key that ended with a
+// status of that class.
+func (m *Metrics) KeyRequests(key, class string) prometheus.Counter {
+	return m.keyRequests.WithLabelValues(key, class)
 }
 
 // Refusal counts a request that the gateway refused; reason is one of a fixed few.

@@ -45,6 +45,8 @@ type exchange struct {
 	attempt   attempt       // the same for the watch
 	desperate bool          // its replica is believed to be down, as all are
 	ended     router.End    // of the last attempt
+	access    *access
+	share     share
 	target    *metrics.Target
 	meter     meter
 
@@ -94,7 +96,7 @@ func (x *exchange) leave() {
 
 // serve is the life of a request.
 func (p *Proxy) serve(x *exchange) {
-	if !x.admit() || !x.readBody() || !x.understand() {
+	if !x.admit() || !x.enter() || !x.readBody() || !x.understand() || !x.hold() {
 		return
 	}
 	for x.choose() {
@@ -114,6 +116,10 @@ func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai
 	x.control = http.NewResponseController(w)
 	x.id = requestID(r)
 	x.allowed = x.arrived // by Handler
+	x.access = x.p.access.Load()
+	if x.access.keys != nil {
+		x.share.key = keyOf(r)
+	}
 }
 
 // requestID returns the client's name for its request, or makes one.
@@ -133,10 +139,11 @@ func (x *exchange) end() {
 	}
 	x.account()
 	x.p.inFlight.Add(-1)
+	x.share.end()
 	x.dropBody()
 	tried := x.req.Tried
 	clear(tried)
-	x.w, x.r, x.control, x.model, x.target = nil, nil, nil, nil, nil
+	x.w, x.r, x.control, x.access, x.model, x.target = nil, nil, nil, nil, nil, nil
 	x.openai = openai.Request{}
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
@@ -221,6 +228,7 @@ func (x *exchange) understand() bool {
 	if !x.findModel() {
 		return false
 	}
+	x.salt()
 	if err := x.prompt.Read(&x.openai); err != nil {
 		x.refuse("bad_request", openai.Invalid(x.body.data))
 		return false
@@ -322,6 +330,7 @@ func (x *exchange) choose() bool {
 	x.lease = lease
 	x.attempts++
 	x.desperate = !lease.Replica().Ready()
+	x.share.keep(lease.Tokens())
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
 	return true
@@ -377,6 +386,7 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	for _, name := range [...]string{"Expect", HeaderPolicy} {
 		delete(header, name)
 	}
+	x.access.authorize(header)
 	header["Accept-Encoding"] = identity
 	header[headerRequestID] = []string{x.id}
 	// A POST is not sent again on a fresh connection when a kept one turns out to be
@@ -416,13 +426,19 @@ func (x *exchange) finish(end router.End) {
 func (x *exchange) account() {
 	now := time.Now()
 	x.p.tables.request(x.model, x.endpoint, x.status).Inc()
+	if x.share.key != nil {
+		x.p.tables.key(x.share.key, x.status).Inc()
+	}
 	x.meter.record(x, now)
 	if !x.p.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
 	level := slog.LevelInfo
-	attrs := make([]slog.Attr, 0, 16)
+	attrs := make([]slog.Attr, 0, 17)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
+	if x.share.key != nil {
+		attrs = append(attrs, slog.String("key", x.share.key.Name))
+	}
 	if x.target != nil {
 		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", x.attempts))
 		if !x.meter.firstToken.IsZero() {

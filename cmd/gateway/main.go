@@ -30,7 +30,8 @@ func main() {
 }
 
 func run() error {
-	cfg, err := config.Load(os.Args[1:], os.LookupEnv, os.Stderr)
+	load := func() (*config.Config, error) { return config.Load(os.Args[1:], os.LookupEnv, os.Stderr) }
+	cfg, err := load()
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,9 @@ func run() error {
 		fmt.Println("the settings are fine")
 		return nil
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	level := new(slog.LevelVar)
+	level.Set(cfg.LogLevel)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	g, err := gateway.New(cfg, log)
 	if err != nil {
 		return err
@@ -52,6 +55,9 @@ func run() error {
 	if cfg.Demo > 0 {
 		fmt.Print(welcome(g.Addr(), g.AdminAddr(), cfg.Demo))
 	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	g.Watch(gateway.Reloading{Load: load, Signal: hup, Level: level})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once

@@ -354,6 +354,38 @@ func TestErrorsDoNotShowWhatIsNextToThem(t *testing.T) {
 	}
 }
 
+func TestWhatARunningGatewayTakesOver(t *testing.T) {
+	old := Default()
+	next := Default()
+	next.Demo, next.Check = 3, true // no settings of a file
+	if taken, restart := Changed(old, next); taken != nil || restart != nil {
+		t.Errorf("equal: %q %q", taken, restart)
+	}
+	next.LogLevel, next.Listen, next.Auth.KeysFile, next.Replica.URLs, next.Router.DecodeTokens = slog.LevelDebug, ":1", "k", []string{"http://a"}, 7
+	taken, restart := Changed(old, next)
+	if want := []string{"auth.keys_file", "log_level"}; !slices.Equal(taken, want) {
+		t.Errorf("taken over %q, want %q", taken, want)
+	}
+	if want := []string{"listen", "replica.urls", "router.decode_tokens"}; !slices.Equal(restart, want) {
+		t.Errorf("after a restart %q, want %q", restart, want)
+	}
+	if next.Demo != 3 || !next.Check {
+		t.Error("comparing has changed the settings")
+	}
+	var documented []string
+	for _, m := range regexp.MustCompile("`([a-z_.]+)`").FindAllStringSubmatch(between(t, "reloadable"), -1) {
+		documented = append(documented, m[1])
+	}
+	if !slices.Equal(documented, reloadable) {
+		t.Errorf("docs/configuration.md has %q, the code %q", documented, reloadable)
+	}
+	for _, key := range reloadable {
+		if !slices.Contains(tags(reflect.TypeFor[Config](), ""), key) {
+			t.Errorf("there is no setting %s", key)
+		}
+	}
+}
+
 func FuzzReadFile(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yaml")
 	for _, file := range files {

@@ -35,6 +35,7 @@ type Gateway struct {
 	pool               *replica.Pool
 	proxy              *proxy.Proxy
 	certificate        certs.Pair // for clients
+	reloads            reloads
 	clients            *http.Server
 	admins             *http.Server
 	onClients, onAdmin net.Listener
@@ -106,6 +107,7 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	}
 	g.onStop = append(g.onStop, g.proxy.Close)
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
+	g.reloads.register(reg)
 	use, err := g.prepare(cfg)
 	if err != nil {
 		return nil, err

@@ -48,6 +48,7 @@ func run() error {
 	level := new(slog.LevelVar)
 	level.Set(cfg.LogLevel)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(slog.New(cautious{log.Handler()}))
 	g, err := gateway.New(cfg, log)
 	if err != nil {
 		return err
@@ -62,6 +63,16 @@ func run() error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	return g.Run(ctx)
+}
+
+// cautious takes what libraries log by themselves, without what they quote: of a
+// replica that sends more than it announced, net/http quotes the answer.
+type cautious struct{ slog.Handler }
+
+// Handle logs the text up to its first quote.
+func (c cautious) Handle(ctx context.Context, r slog.Record) error {
+	text, _, _ := strings.Cut(r.Message, `"`)
+	return c.Handler.Handle(ctx, slog.NewRecord(r.Time, r.Level, text, r.PC))
 }
 
 // hashKey prints what to write into the file of keys for the key that comes from in.

@@ -374,3 +374,22 @@ func TestASaltIsAddedAndNothingElse(t *testing.T) {
 		f(chatPath, before+strings.Repeat("x", size-len(before)-len(turns)-3)+`",`+turns, "}", salt, keyA)
 	}
 }
+
+// TestRequestsThatComeToNoReplicaEarnNoRetries: who is refused could else pay for the
+// attempts of a fleet that is failing.
+func TestRequestsThatComeToNoReplicaEarnNoRetries(t *testing.T) {
+	w := newWorker(t, answers)
+	busy := newWorker(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+	g := start(t, func(c *config.Config) { c.Router.Policy = "round-robin" }, w.url, busy.url)
+	eventually(t, "an attempt is made again", func() bool {
+		g.must(chatPath, wholeReq)
+		return g.metric("warmpath_retries_total") > 0
+	})
+	before := g.metric("warmpath_retry_budget")
+	for range 20 {
+		g.ask(chatPath, `{"model":"m2","messages":[]}`)
+	}
+	if left := g.metric("warmpath_retry_budget"); left != before {
+		t.Errorf("%v attempts are left, %v were", left, before)
+	}
+}

@@ -16,7 +16,6 @@ import (
 // admit counts the request among those under way, or refuses it for their number.
 func (x *exchange) admit() bool {
 	n := x.p.inFlight.Add(1)
-	x.p.budget.earn()
 	if limit := int64(x.p.cfg.MaxInFlight); limit == 0 || n <= limit {
 		return true
 	}

@@ -328,7 +328,9 @@ func (x *exchange) choose() bool {
 		return false
 	}
 	x.lease = lease
-	x.attempts++
+	if x.attempts++; x.attempts == 1 {
+		x.p.budget.earn()
+	}
 	x.desperate = !lease.Replica().Ready()
 	x.share.keep(lease.Tokens())
 	x.target = x.p.tables.target(lease.Replica(), x.model)

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -212,4 +213,47 @@ func TestReplicasAreReachedByTLS(t *testing.T) {
 
 	w := serve(t, filepath.Join(a.dir, "replica.crt"), filepath.Join(a.dir, "replica.key"), nil)
 	start(t, func(c *config.Config) { c.Replica.TLSInsecure = true }, w.url).logged("level=WARN", "certificates of replicas are not checked")
+}
+
+// mute is a listener whose new connections can be left without an answer.
+type mute struct {
+	net.Listener
+	on atomic.Bool
+}
+
+func (l *mute) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil || !l.on.Load() {
+			return c, err
+		}
+		defer c.Close() //nolint:gocritic // it stays open as long as the listener does
+	}
+}
+
+// TestReplicaThatDoesNotFinishATLSHandshakeIsNotWaitedForLong: it is a part of the
+// set-up of a connection.
+func TestReplicaThatDoesNotFinishATLSHandshakeIsNotWaitedForLong(t *testing.T) {
+	a := newAuthority(t)
+	cert, key := a.sign("replica", "replica")
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{}
+	w.server = httptest.NewUnstartedServer(w.handler(answers))
+	l := &mute{Listener: w.server.Listener}
+	w.server.Listener = l
+	w.server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	w.server.StartTLS()
+	t.Cleanup(w.server.Close)
+	g := start(t, func(c *config.Config) {
+		c.Replica.TLSCA, c.Proxy.ConnectTimeout = a.file, 100*time.Millisecond
+	}, w.server.URL)
+	l.on.Store(true) // probes have their connection
+	got := g.ask(chatPath, wholeReq)
+	if e := parse(t, got.body); got.status != http.StatusBadGateway || e.text("error", "code") != "replica_unreachable" {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+	g.idle()
 }

@@ -157,6 +157,7 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 			ReadBufferSize:        2 << 10, // longer pieces pass it by
 			Protocols:             http1(),
 			TLSClientConfig:       pool.TLS(),
+			TLSHandshakeTimeout:   cfg.ConnectTimeout,
 		},
 	}
 	p.transport.DialContext = dial(cfg.ConnectTimeout, &p.connections)

@@ -393,3 +393,20 @@ func TestRequestsThatComeToNoReplicaEarnNoRetries(t *testing.T) {
 		t.Errorf("%v attempts are left, %v were", left, before)
 	}
 }
+
+// TestErrorsUnderMessagesHaveAnthropicsForm, whether there is such an endpoint or not.
+func TestErrorsUnderMessagesHaveAnthropicsForm(t *testing.T) {
+	w := newWorker(t, answers)
+	g := start(t, nil, w.url)
+	for _, path := range []string{"/v1/messages", "/v1/messages/count_tokens", "/v1/messages/nothing"} {
+		if got := g.ask(path, `{"model"`); parse(t, got.body).text("type") != "error" {
+			t.Errorf("POST %s: %s", path, got.body)
+		}
+		if got := g.get(path); parse(t, got.body).text("type") != "error" {
+			t.Errorf("GET %s: %s", path, got.body)
+		}
+	}
+	if got := g.ask(chatPath, `{"model"`); strings.HasPrefix(got.body, `{"type"`) {
+		t.Errorf("elsewhere: %s", got.body)
+	}
+}

@@ -165,7 +165,7 @@ func (x *exchange) refuse(reason string, e *openai.Error) {
 
 // tell is refuse for a client that is known to be there.
 func (x *exchange) tell(reason string, e *openai.Error) {
-	x.err, e.Endpoint = e, x.endpoint
+	x.err, e.Endpoint = e, formOf(x.r)
 	if x.status != 0 {
 		x.p.metrics.Refusal(reason)
 		_ = x.write(e.Event(x.endpoint), true) // the client has gone if this fails

@@ -230,7 +230,7 @@ func (p *Proxy) Handler() http.Handler {
 	mux.Get("/v1/models", p.models)
 	mux.Get("/v1/models/*", p.model)
 	mux.NotFound(func(w http.ResponseWriter, r *http.Request) {
-		p.refuse(w, requestID(r), "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
+		p.refuse(w, requestID(r), "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Endpoint: formOf(r), Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
 	})
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		for _, method := range [...]string{http.MethodGet, http.MethodPost} {
@@ -238,7 +238,7 @@ func (p *Proxy) Handler() http.Handler {
 				w.Header().Add("Allow", method)
 			}
 		}
-		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
+		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Endpoint: formOf(r), Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
 	})
 	guarded := p.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

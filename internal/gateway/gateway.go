@@ -128,7 +128,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	g.clients.DisableGeneralOptionsHandler = true // OPTIONS * is for the handler, as all else
 	if cfg.Client.TLSCert != "" {
 		g.clients.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificate.ForClients}
-		g.clients.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: cfg.Client.MaxStreams}
+		// A client that does not read its connection holds up the ends of its streams too.
+		g.clients.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: cfg.Client.MaxStreams, WriteByteTimeout: cfg.Proxy.WriteTimeout}
 	}
 	g.admins = g.server(control.Handler())
 	return g, nil

@@ -57,7 +57,12 @@ func (u *upload) done() {
 // isTimeout reports whether a read or write failed for its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// allowWrite gives the client time to take what is written to it next.
+// multiplexed reports whether the request is a stream of a connection that has others.
+// Its deadlines are of another kind: they end the stream when they pass, also while
+// nothing is being read or written.
+func multiplexed(r *http.Request) bool { return r.ProtoMajor > 1 }
+
+// allowWrite gives the client time to take what is written to it next, and last.
 func (p *Proxy) allowWrite(w http.ResponseWriter) {
 	if p.cfg.WriteTimeout > 0 {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.cfg.WriteTimeout)) // without one, it waits
@@ -67,11 +72,17 @@ func (p *Proxy) allowWrite(w http.ResponseWriter) {
 // allow gives the client time to take what comes next: the whole time, or at least
 // three quarters of it, since the deadline is not moved for every event.
 func (x *exchange) allow() {
-	if now := time.Now(); now.Sub(x.allowed) > x.p.cfg.WriteTimeout/4 {
+	now := time.Now()
+	if x.p.cfg.WriteTimeout > 0 && (multiplexed(x.r) || now.Sub(x.allowed) > x.p.cfg.WriteTimeout/4) {
 		x.allowed = now
-		if x.p.cfg.WriteTimeout > 0 {
-			_ = x.control.SetWriteDeadline(now.Add(x.p.cfg.WriteTimeout)) // without one, it waits
-		}
+		_ = x.control.SetWriteDeadline(now.Add(x.p.cfg.WriteTimeout)) // without one, it waits
+	}
+}
+
+// rest is between two writes: the client owes nothing while its replica is silent.
+func (x *exchange) rest() {
+	if x.p.cfg.WriteTimeout > 0 && multiplexed(x.r) {
+		_ = x.control.SetWriteDeadline(time.Time{})
 	}
 }
 
@@ -94,6 +105,7 @@ func (x *exchange) write(piece []byte, flush bool) error {
 	if err == nil && flush {
 		err = x.control.Flush()
 	}
+	x.rest()
 	x.p.watch.hears(&x.attempt)
 	return err
 }

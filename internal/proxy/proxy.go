@@ -242,7 +242,9 @@ func (p *Proxy) Handler() http.Handler {
 	})
 	guarded := p.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.allowWrite(w) // a connection may still have the deadline of an answer before
+		if !multiplexed(r) {
+			p.allowWrite(w) // a connection may still have the deadline of an answer before
+		}
 		guarded.ServeHTTP(w, r)
 	})
 }

@@ -105,7 +105,6 @@ func (x *exchange) over(err error, stream bool) error {
 
 // whole is at the regular end of the answer's body.
 func (x *exchange) whole(stream bool) error {
-	x.allow() // for what net/http writes last
 	end := x.meter.end()
 	switch {
 	case end != router.Failed:
@@ -123,6 +122,7 @@ func (x *exchange) whole(stream bool) error {
 	default:
 		x.cutOff(errUnfinished, stream)
 	}
+	x.allow() // for what net/http writes last
 	return nil
 }
 
@@ -162,6 +162,7 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 	if stream {
 		x.w.(http.Flusher).Flush()
 	}
+	x.rest()
 }
 
 var noCache, noBuffering = []string{"no-cache"}, []string{"no"}

@@ -46,9 +46,10 @@ func (u *upload) Read(p []byte) (int, error) {
 	return u.from.Read(p)
 }
 
-// done ends the reading: from here on the connection is only watched for its end.
-func (u *upload) done() {
-	if !u.until.IsZero() {
+// done ends the reading. Of a whole body, the connection is only watched for its end
+// from here on; the rest of another is not waited for any longer than it was.
+func (u *upload) done(whole bool) {
+	if whole && !u.until.IsZero() {
 		_ = u.control.SetReadDeadline(time.Time{})
 	}
 	*u = upload{}
@@ -56,6 +57,14 @@ func (u *upload) done() {
 
 // isTimeout reports whether a read or write failed for its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// allowBody gives the client time to send a body that nobody will read: net/http waits
+// for what is left of it before it answers.
+func (p *Proxy) allowBody(w http.ResponseWriter, r *http.Request) {
+	if p.cfg.UploadTimeout > 0 && r.ContentLength != 0 {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.cfg.UploadTimeout)) // without one, it waits
+	}
+}
 
 // multiplexed reports whether the request is a stream of a connection that has others.
 // Its deadlines are of another kind: they end the stream when they pass, also while

@@ -184,7 +184,7 @@ func (x *exchange) readBody() bool {
 	var err error
 	x.upload = upload{from: x.r.Body, control: x.control, timeout: x.p.cfg.UploadTimeout}
 	x.body, err = x.p.buffers.readBody(&x.upload, x.r.ContentLength, x.p.cfg.MaxBodyBytes)
-	x.upload.done()
+	x.upload.done(err == nil)
 	x.read = time.Now()
 	switch {
 	case err == nil:

@@ -244,6 +244,7 @@ func (p *Proxy) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !multiplexed(r) {
 			p.allowWrite(w) // a connection may still have the deadline of an answer before
+			p.allowBody(w, r)
 		}
 		guarded.ServeHTTP(w, r)
 	})

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/mockvllm"
@@ -372,6 +375,100 @@ func TestASaltIsAddedAndNothingElse(t *testing.T) {
 	for _, size := range []int{4<<10 - 30, 4 << 10, 64<<10 - 3, 2<<20 - 5, 3 << 20} { // where memory for bodies ends
 		before := `{"model":"m1","pad":"`
 		f(chatPath, before+strings.Repeat("x", size-len(before)-len(turns)-3)+`",`+turns, "}", salt, keyA)
+	}
+}
+
+// TestEveryWayToAReplicaCarriesItsKey: probes, the request of a warm-up, an attempt
+// made again and one at a replica that is down, and the client's own key on none.
+func TestEveryWayToAReplicaCarriesItsKey(t *testing.T) {
+	var breaks atomic.Int32 // requests that fail next
+	ways := func() *worker {
+		w := &worker{}
+		inner := w.handler(func(rw http.ResponseWriter, r *http.Request) {
+			if breaks.Add(-1) >= 0 {
+				reset(rw)
+				return
+			}
+			answers(rw, r)
+		})
+		w.server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if got := r.Header.Get("Authorization"); got != "Bearer replica-key" || r.Header.Get("X-Api-Key") != "" {
+				t.Errorf("%s %s came with %q", r.Method, r.URL.Path, r.Header)
+			}
+			inner.ServeHTTP(rw, r)
+		}))
+		t.Cleanup(w.server.Close)
+		w.url = w.server.URL
+		return w
+	}
+	one, two := ways(), ways()
+	g := start(t, func(c *config.Config) {
+		twoKeys(t, "")(c)
+		c.Replica.Key = "replica-key"
+	}, one.url, two.url)
+	if one.warmUps.Load() == 0 || two.warmUps.Load() == 0 {
+		t.Error("there was no warm-up")
+	}
+	breaks.Store(1)
+	g.must(chatPath, wholeReq, "X-Api-Key", keyA)
+	if n := len(one.requests()) + len(two.requests()); n != 2 {
+		t.Errorf("%d attempts", n)
+	}
+	one.sick.Store(true)
+	two.sick.Store(true)
+	eventually(t, "both are down", func() bool { return g.metric("warmpath_replica_up") == 0 })
+	g.must(chatPath, wholeReq, "X-Api-Key", keyA)
+	g.idle()
+}
+
+// TestKeysGetBackWhatTheyHeldHoweverARequestEnds.
+func TestKeysGetBackWhatTheyHeldHoweverARequestEnds(t *testing.T) {
+	failed := `data: {"error":{"message":"m","code":500}}` + "\n\n"
+	silent := func(s *stream) { <-s.r.Context().Done() }
+	for name, f := range map[string]struct {
+		handler func(*stream)
+		req     string // of a client that reads, else of one that does not
+		sent    int    // bytes of a request that is not sent whole
+	}{
+		"an error first":         {func(s *stream) { s.send(failed) }, streamReq, 0},
+		"an empty stream":        {func(s *stream) { s.send("") }, streamReq, 0},
+		"nothing comes":          {silent, streamReq, 0},
+		"nothing comes as whole": {silent, wholeReq, 0},
+		"a head and nothing":     {func(s *stream) { s.send(""); silent(s) }, streamReq, 0},
+		"silence behind a token": {func(s *stream) { s.send(roleEvent, tok("a")); silent(s) }, streamReq, 0},
+		"a reset":                {func(s *stream) { reset(s.w) }, streamReq, 0},
+		"a reset behind a token": {func(s *stream) { s.send(tok("a")); reset(s.w) }, streamReq, 0},
+		"busy":                   {func(s *stream) { s.w.WriteHeader(http.StatusTooManyRequests) }, streamReq, 0},
+		"no model":               {silent, `{"model":"m2","messages":[]}`, 0},
+		"no JSON":                {silent, `{"model"`, 0},
+		"a client does not read": {func(s *stream) {
+			for event := tok(strings.Repeat("x", 32<<10)); s.r.Context().Err() == nil; {
+				s.send(event)
+			}
+		}, "", len(streamReq)},
+		"an upload that stops": {silent, "", 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			handler := func(w http.ResponseWriter, r *http.Request) { f.handler(newStream(t, w, r)) }
+			one, two := newWorker(t, handler), newWorker(t, handler)
+			g := start(t, func(c *config.Config) {
+				twoKeys(t, ", max_requests: 1, max_pending_tokens: 100000")(c)
+				c.Proxy.HeaderTimeout, c.Proxy.EventTimeout = 200*time.Millisecond, 200*time.Millisecond
+				c.Proxy.UploadTimeout, c.Proxy.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond
+			}, one.url, two.url)
+			if f.req != "" {
+				g.ask(chatPath, f.req, "X-Api-Key", keyA)
+			} else {
+				head := strings.Replace(post(len(streamReq), streamReq[:f.sent]), "Host: g", "Host: g\r\nX-Api-Key: "+keyA, 1)
+				_ = g.raw(head)
+				eventually(t, "it is under way", func() bool { return g.metric("warmpath_key_inflight", "key", "team-a") == 1 })
+			}
+			eventually(t, "all is given back", func() bool {
+				return g.metric("warmpath_key_inflight") == 0 && g.metric("warmpath_key_pending_tokens") == 0 && g.metric("warmpath_inflight") == 0
+			})
+			g.idle()
+		})
 	}
 }
 

@@ -3,8 +3,10 @@ package gateway_test
 import (
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -113,9 +115,43 @@ func TestClientThatDoesNotReadIsEndedOverHTTP2(t *testing.T) {
 			receive(t, "the end at the replica", gone)
 			g.client = newClient(t)
 			g.idle()
-			unread.CompareAndSwap(true, true)
+			if n := g.metric("warmpath_broken_total", "reason", "slow_client"); reads && n != 1 { // else its connection ends
+				t.Errorf("counted as %q", g.series("warmpath_broken_total"))
+			}
 			tr.CloseIdleConnections()
 			_ = resp.Body.Close()
 		})
 	}
+}
+
+// TestUploadThatStopsIsEndedOverHTTP2, and its connection goes on for others.
+func TestUploadThatStopsIsEndedOverHTTP2(t *testing.T) {
+	a := newAuthority(t)
+	w := newWorker(t, fine(t))
+	g := start(t, func(c *config.Config) {
+		c.Client.TLSCert, c.Client.TLSKey = a.sign("gate", "gate")
+		c.Proxy.UploadTimeout = 200 * time.Millisecond
+	}, w.url)
+	g.trust(a, true)
+	body, stops := io.Pipe()
+	defer stops.Close()
+	go func() { _, _ = io.WriteString(stops, streamReq[:10]) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.Addr()+chatPath, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := g.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal(t, whole(resp), http.StatusRequestTimeout, "request_timeout")
+	again := false
+	trace := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { again = c.Reused }})
+	if resp, err = g.doContext(trace, chatPath, []byte(streamReq)); err != nil {
+		t.Fatal(err)
+	}
+	if got := whole(resp); got.status != http.StatusOK || !again {
+		t.Errorf("the next request: %d, on the same connection: %v", got.status, again)
+	}
+	g.idle()
 }

@@ -95,6 +95,13 @@ func (x *exchange) rest() {
 	}
 }
 
+// late reports whether the client has not taken the last write in its time. Over
+// HTTP/2 the write's own error only says that the stream has ended.
+func (x *exchange) late() bool {
+	timeout := x.p.cfg.WriteTimeout
+	return timeout > 0 && multiplexed(x.r) && time.Since(x.allowed) >= timeout
+}
+
 // dropBody gives the request's body back as soon as nobody needs it.
 func (x *exchange) dropBody() {
 	if x.body != nil {

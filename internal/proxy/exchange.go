@@ -201,7 +201,9 @@ func (x *exchange) readBody() bool {
 		})
 	case isTimeout(err):
 		// The rest of the body may still come. To net/http, the client has gone.
-		x.w.Header().Set("Connection", "close")
+		if !multiplexed(x.r) {
+			x.w.Header().Set("Connection", "close")
+		}
 		x.tell("slow_upload", &openai.Error{
 			Status: http.StatusRequestTimeout, Type: "invalid_request_error", Code: "request_timeout",
 			Message: "nothing of the request body came for " + x.p.cfg.UploadTimeout.String() + ", which the gateway's upload_timeout allows",

@@ -79,7 +79,7 @@ func (x *exchange) readFirst(resp *http.Response, buf []byte) (n int, err error)
 
 // left ends an exchange whose client takes no more of its answer.
 func (x *exchange) left(err error) {
-	if isTimeout(err) {
+	if isTimeout(err) || x.late() {
 		x.err = errSlow
 	}
 	x.finish(router.Canceled)

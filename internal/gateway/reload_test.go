@@ -179,9 +179,11 @@ func TestWhatNeedsARestartIsNamed(t *testing.T) {
 	}
 	s.set(func(c *config.Config) {
 		c.AdminToken, c.Proxy.Attempts, c.Replica.URLs = marked("token"), 7, []string{"http://127.0.0.1:1"}
+		c.DrainDelay, c.Replica.WarmUp, c.Router.MaxWait = time.Hour, false, time.Hour
+		c.Proxy.HeaderTimeout, c.Client.HeaderTimeout = time.Hour, time.Hour
 	}, nil)
 	g.hup(s, "ok")
-	g.logged("level=WARN", "need a restart", `settings="[admin_token proxy.attempts replica.urls]"`)
+	g.logged("level=WARN", "need a restart", `settings="[admin_token client.header_timeout drain_delay proxy.attempts proxy.header_timeout replica.urls replica.warm_up router.max_wait]"`)
 	if strings.Contains(g.log.String(), marked("token")) {
 		t.Error("the log shows the value")
 	}

@@ -80,7 +80,8 @@ func (f *replayFlags) parse(args []string) error {
 	fs.Uint64Var(&f.seed, "seed", 1, "of arrivals, as in bench simulate")
 	fs.DurationVar(&f.slo, "slo", time.Second, "time to first token to be kept, before it is stretched")
 	fs.StringVar(&f.simulate, "simulate", "", "also simulate the same requests, stretched alike, under the policies of these `names`")
-	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas` -simulate has; 0 is what the workload is meant for")
+	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas` each URL and -simulate have; 0 is those that answers name, which may be fewer\n"+
+		"(busiest is then a lower bound), and what the workload is meant for")
 	fs.StringVar(&f.engine, "engine", "", "`preset` of engines that -simulate has, 8b or 70b; empty is what the workload is meant for")
 	fs.BoolVar(&f.asJSON, "json", false, "print JSON, a line for each URL and simulated policy")
 	if err := fs.Parse(args); err != nil {
@@ -107,7 +108,9 @@ type replayed struct {
 	Endpoint string `json:"endpoint,omitempty"` // "" when simulated
 	lab.Summary
 	CachedKnown  bool                  `json:"cached_known"`
-	ReplicaKnown bool                  `json:"replica_known"` // else busiest says nothing
+	ReplicaKnown bool                  `json:"replica_known"`                // else busiest says nothing
+	Replicas     int                   `json:"replicas,omitempty"`           // that busiest compares
+	AtLeast      bool                  `json:"imbalance_at_least,omitempty"` // there may be more, which got no request
 	Failed       int                   `json:"failed"`
 	Failures     map[bench.Failure]int `json:"failures,omitempty"`
 	Dropped      int                   `json:"dropped,omitempty"` // later turns of sessions that failed
@@ -123,8 +126,11 @@ func (r *replayed) String() string {
 	if !r.CachedKnown {
 		cached = "–"
 	}
-	if !r.ReplicaKnown {
+	switch {
+	case !r.ReplicaKnown:
 		busiest = "–"
+	case r.AtLeast:
+		busiest = "≥ " + busiest
 	}
 	if r.Endpoint == "" {
 		late = "–"
@@ -237,10 +243,10 @@ func (f *replayFlags) row(workload, name string, t *bench.Tally, took time.Durat
 	r := lab.Result{
 		Policy: name, TTFT: t.TTFT, TPOT: t.TPOT, Prompt: t.Prompt, Cached: t.Cached, Output: t.Output, Span: took,
 		Computed: uint64(t.Prompt - t.Cached),
-		Load:     slices.Collect(maps.Values(t.Replicas)),
+		Load:     f.loads(t.Replicas),
 	}
 	row := &replayed{
-		Workload: workload, CachedKnown: t.CachedKnown, ReplicaKnown: len(r.Load) > 0,
+		Workload: workload, CachedKnown: t.CachedKnown, ReplicaKnown: len(r.Load) > 0, Replicas: len(r.Load), AtLeast: len(r.Load) > 0 && f.replicas == 0,
 		Failed: t.Failed(), Failures: t.Failures, Dropped: t.Dropped, LateP99: t.LateP99().Seconds(), firstFailure: t.Err,
 	}
 	if !row.ReplicaKnown {
@@ -248,6 +254,16 @@ func (f *replayFlags) row(workload, name string, t *bench.Tally, took time.Durat
 	}
 	f.summarize(row, &r)
 	return row
+}
+
+// loads are the requests by replica, none if no answer named one. A replica that
+// got no request is named by no answer: -replicas says that it is there.
+func (f *replayFlags) loads(named map[string]int) []int {
+	loads := slices.Collect(maps.Values(named))
+	if missing := f.replicas - len(loads); len(loads) > 0 && missing > 0 {
+		loads = append(loads, make([]int, missing)...)
+	}
+	return loads
 }
 
 // summarize divides the times back.
@@ -279,7 +295,7 @@ func (f *replayFlags) virtual(w lab.Workload, policy string) (*replayed, error) 
 	if err != nil {
 		return nil, fmt.Errorf("%s, %s: %w", w.Name, policy, err)
 	}
-	row := &replayed{Workload: w.Name, CachedKnown: true, ReplicaKnown: true}
+	row := &replayed{Workload: w.Name, CachedKnown: true, ReplicaKnown: true, Replicas: w.Replicas}
 	f.summarize(row, r)
 	row.Policy = "simulated " + policy
 	return row, nil

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -48,6 +49,15 @@ func run(args []string, out io.Writer) error {
 		return flag.ErrHelp
 	}
 	return errors.New("name a subcommand")
+}
+
+// engineNames lists the presets of engines, for -h and errors.
+func engineNames() string {
+	return strings.Join(slices.Sorted(maps.Keys(lab.Engines())), ", ")
+}
+
+func noEngine(name string) error {
+	return fmt.Errorf("no engine %q: -engine can be %s", name, engineNames())
 }
 
 // choose returns the workloads that the flags name.

@@ -82,7 +82,7 @@ func (f *replayFlags) parse(args []string) error {
 	fs.StringVar(&f.simulate, "simulate", "", "also simulate the same requests, stretched alike, under the policies of these `names`")
 	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas` each URL and -simulate have; 0 is those that answers name, which may be fewer\n"+
 		"(busiest is then a lower bound), and what the workload is meant for")
-	fs.StringVar(&f.engine, "engine", "", "`preset` of engines that -simulate has, 8b or 70b; empty is what the workload is meant for")
+	fs.StringVar(&f.engine, "engine", "", "`preset` of engines that -simulate has: "+engineNames()+"; empty is what the workload is meant for")
 	fs.BoolVar(&f.asJSON, "json", false, "print JSON, a line for each URL and simulated policy")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -98,6 +98,9 @@ func (f *replayFlags) parse(args []string) error {
 		return fmt.Errorf("-vocabulary must be above %d, not %d", firstToken, f.vocabulary)
 	case f.inFlight < 1:
 		return fmt.Errorf("-in-flight must be at least 1, not %d", f.inFlight)
+	}
+	if _, ok := lab.Engines()[f.engine]; !ok && f.engine != "" {
+		return noEngine(f.engine) // before all is sent, not behind it
 	}
 	return nil
 }
@@ -288,7 +291,7 @@ func (f *replayFlags) virtual(w lab.Workload, policy string) (*replayed, error) 
 	}
 	config, ok := lab.Engines()[w.Engine]
 	if !ok {
-		return nil, fmt.Errorf("no engine %q: there are 8b and 70b", w.Engine)
+		return nil, noEngine(w.Engine)
 	}
 	s := lab.Scenario{Replicas: w.Replicas, Engine: config.Stretch(f.scale), Policy: policy, Seed: f.seed, Wrong: 1}
 	r, err := lab.Simulate(s, f.requests(w))

@@ -40,7 +40,7 @@ func (f *simulateFlags) parse(args []string) error {
 	policies := policyNames(lab.Policies()...)
 	fs.Var(policies, "policy", "`names` of policies, separated by commas")
 	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas`; 0 is what the workload is meant for, 8 for a trace")
-	fs.StringVar(&f.engine, "engine", "", "`preset` of engines, 8b, 70b or smol4; empty is what the workload is meant for, 70b for a trace")
+	fs.StringVar(&f.engine, "engine", "", "`preset` of engines: "+engineNames()+"; empty is what the workload is meant for, 70b for a trace")
 	loads := factors(1)
 	fs.Var(loads, "load", "`times` the workload's or the trace's rate; several, separated by commas, are a sweep")
 	span := fs.Duration("span", 2*time.Minute, "virtual `time` of arrivals of generated workloads")

@@ -143,7 +143,7 @@ func (s *sweep) tasks() ([]task, error) {
 			}
 			engine, ok := lab.Engines()[work.Engine]
 			if !ok {
-				return nil, fmt.Errorf("no engine %q: there are 8b, 70b and smol4", work.Engine)
+				return nil, noEngine(work.Engine)
 			}
 			for _, p := range s.points(work.Name, load) {
 				for _, policy := range s.policies {

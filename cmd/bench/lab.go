@@ -50,6 +50,8 @@ func (f *labFlags) parse(args []string) error {
 		return fmt.Errorf("-out is missing: give the folder for lab.md, such as docs")
 	case f.seeds < 1 || f.traceSeeds < 1:
 		return fmt.Errorf("-seeds is %d, -trace-seeds %d: both must be at least 1", f.seeds, f.traceSeeds)
+	case f.span <= 0:
+		return fmt.Errorf("-span must be above 0, not %v", f.span)
 	}
 	return nil
 }

@@ -98,6 +98,16 @@ func (f *replayFlags) parse(args []string) error {
 		return fmt.Errorf("-vocabulary must be above %d, not %d", firstToken, f.vocabulary)
 	case f.inFlight < 1:
 		return fmt.Errorf("-in-flight must be at least 1, not %d", f.inFlight)
+	case f.replicas < 0:
+		return fmt.Errorf("-replicas must be 0 or more, not %d", f.replicas)
+	case f.limit < 0:
+		return fmt.Errorf("-limit must be 0 or more, not %d", f.limit)
+	case f.span <= 0:
+		return fmt.Errorf("-span must be above 0, not %v", f.span)
+	case f.slo <= 0:
+		return fmt.Errorf("-slo must be above 0, not %v", f.slo)
+	case f.timeout <= 0:
+		return fmt.Errorf("-timeout must be above 0, not %v", f.timeout)
 	}
 	if _, ok := lab.Engines()[f.engine]; !ok && f.engine != "" {
 		return noEngine(f.engine) // before all is sent, not behind it

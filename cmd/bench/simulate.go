@@ -60,8 +60,15 @@ func (f *simulateFlags) parse(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	if f.seeds < 1 {
+	switch {
+	case f.seeds < 1:
 		return fmt.Errorf("-seeds must be at least 1, not %d", f.seeds)
+	case f.replicas < 0:
+		return fmt.Errorf("-replicas must be 0 or more, not %d", f.replicas)
+	case *span <= 0:
+		return fmt.Errorf("-span must be above 0, not %v", *span)
+	case f.slo <= 0:
+		return fmt.Errorf("-slo must be above 0, not %v", f.slo)
 	}
 	f.policies, f.loads, f.gateways = policies.values, loads.values, gateways.values
 	f.loadLags, f.prefixLags, f.tokensWrong, f.capacityWrong = loadLags.values, prefixLags.values, tokens.values, capacity.values

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/mockvllm"
@@ -180,6 +181,11 @@ func (f *fleet) share(from int, e router.Event) {
 	}
 	if lag == Never {
 		return
+	}
+	if e.Chain != nil { // it is the sender's again when this returns
+		c := *e.Chain
+		c.Cuts, c.Answers = slices.Clone(c.Cuts), slices.Clone(c.Answers)
+		e.Chain = &c
 	}
 	f.push(event{at: f.now + lag, word: &e, from: from})
 }

@@ -67,7 +67,7 @@ func (s *Store) openPartial(p Part) (part *Partial, published bool, err error) {
 	if err := s.takeSpace(p); err != nil {
 		return nil, false, err
 	}
-	if part.data, err = s.openPlain(part.dir+"/data", os.O_RDWR); err != nil {
+	if part.data, err = s.openData(part.dir + "/data"); err != nil {
 		return nil, false, err
 	}
 	if part.journal, err = s.openPlain(part.dir+"/journal", os.O_RDWR|os.O_CREATE); err != nil {
@@ -109,22 +109,45 @@ func (s *Store) openPlain(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// openData opens a download's bytes. They are read-only from when they were proven:
+// what is a blob by another name stays so, what a pull left before it got one is
+// written to again.
+func (s *Store) openData(name string) (*os.File, error) {
+	info, err := s.root.Lstat(name)
+	if err == nil && info.Mode().Perm()&0o200 == 0 {
+		if links(info) > 1 {
+			return s.openPlain(name, os.O_RDONLY)
+		}
+		if err := s.root.Chmod(name, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return s.openPlain(name, os.O_RDWR)
+}
+
 // takeSpace makes a partial file of its full size, so that the disk cannot become
-// full on the way. One that is there already keeps its bytes.
+// full on the way. One that is there already keeps its bytes, and is not touched: its
+// pull may be about to publish it.
 func (s *Store) takeSpace(p Part) error {
 	dir := partials + "/" + p.Name
 	if err := s.root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	f, err := s.openPlain(dir+"/data", os.O_RDWR|os.O_CREATE)
+	name := dir + "/data"
+	info, err := s.root.Lstat(name)
+	if err == nil && info.Mode().IsRegular() && info.Size() == p.Size {
+		return nil
+	}
+	if err == nil && info.Mode().Perm()&0o200 == 0 { // it was proven once, and cut since
+		if err := s.root.Remove(name); err != nil {
+			return err
+		}
+	}
+	f, err := s.openPlain(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
-	info, err := f.Stat()
-	if err == nil && info.Size() != p.Size { // else another pull may be about to publish it: its time must stay
-		err = allocate(f, p.Size)
-	}
-	err = errors.Join(err, f.Close())
+	err = errors.Join(allocate(f, p.Size), f.Close())
 	if err != nil {
 		_ = s.root.RemoveAll(dir)
 	}

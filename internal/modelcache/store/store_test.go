@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -895,4 +896,94 @@ func FuzzPlan(f *testing.F) {
 			}
 		}
 	})
+}
+
+// unprivileged runs f as a user whom file modes bind, and to whom the directory
+// belongs. A thread's own file system identity does for the superuser.
+func unprivileged(t *testing.T, dir string, f func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		f()
+		return
+	}
+	const nobody = 65534
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, nobody, -1)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		if _, err := unix.SetfsuidRetUid(nobody); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// TestAProvenDownloadThatWasLeftIsTakenUp ends a pull at each point behind the proof,
+// at which the file is read-only already.
+func TestAProvenDownloadThatWasLeftIsTakenUp(t *testing.T) {
+	for name, leave := range map[string]func(p *Partial, file manifest.Digest) error{
+		"sealed": func(p *Partial, _ manifest.Digest) error { return p.seal() },
+		"sealed, then begun again": func(p *Partial, _ manifest.Digest) error {
+			return errors.Join(p.seal(), p.Reset())
+		},
+		"sealed, then cut": func(p *Partial, _ manifest.Digest) error {
+			return errors.Join(p.data.Truncate(5), p.seal())
+		},
+		"a blob already": func(p *Partial, file manifest.Digest) error { return p.Offer(context.Background(), file) },
+		"a blob already, then begun again": func(p *Partial, file manifest.Digest) error {
+			return errors.Join(p.Offer(context.Background(), file), p.Reset())
+		},
+		"a blob already, then cut": func(p *Partial, file manifest.Digest) error {
+			return errors.Join(p.Offer(context.Background(), file), p.data.Truncate(5))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			unprivileged(t, dir, func() {
+				if err := leftAndTakenUp(dir, t, leave); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func leftAndTakenUp(dir string, t *testing.T, leave func(*Partial, manifest.Digest) error) error {
+	s, err := Open(Config{Path: dir, MaxBytes: 1 << 30, High: 1, Low: 1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	contents := sized("w", 2*ChunkBytes)
+	m := contents.manifest(t)
+	plan := s.plan(m)
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		return err
+	}
+	p, err := s.OpenPartial(plan.Parts[0])
+	if err != nil {
+		return err
+	}
+	text := []byte(contents["weights"])
+	for i := range 2 {
+		if err := p.Write(i, text[i*ChunkBytes:(i+1)*ChunkBytes]); err != nil {
+			return err
+		}
+	}
+	if err := leave(p, m.Files[0].Digest); err != nil {
+		return err
+	}
+	p.Close()
+	if err := s.RescueBlob(t.Context(), m.Files[0].Digest, m.Files[0].Size); err != nil {
+		return err
+	}
+	if err := s.pull(t.Context(), m, contents); err != nil {
+		return err
+	}
+	return s.Use(t.Context(), m.Digest(), "")
 }

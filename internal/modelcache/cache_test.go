@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -694,5 +695,46 @@ func TestADamagedModelIsFetchedAgainWhereItIsDamaged(t *testing.T) {
 	check(t, r.Path, files)
 	if got := o.sent.Load(); got != 2*mib {
 		t.Errorf("%d bytes were sent for a file of %d", got, 2*mib)
+	}
+}
+
+// TestAModelOfManyFilesNeedsFewOfThemOpen pulls more files than the process may have
+// open, in both ways to prove them.
+func TestAModelOfManyFilesNeedsFewOfThemOpen(t *testing.T) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = min(few.Cur, 200)
+	files := map[string][]byte{}
+	for i := range 2 * few.Cur {
+		files[fmt.Sprintf("part-%04d", i)] = fmt.Appendf(nil, "%d", i)
+	}
+	listed, unlisted := t.TempDir(), t.TempDir()
+	for name, content := range files {
+		if err := errors.Join(os.WriteFile(filepath.Join(listed, name), content, 0o644), os.WriteFile(filepath.Join(unlisted, name), content, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := manifestOf(t, files)
+	if err := os.WriteFile(filepath.Join(listed, manifest.Name), m.Text(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) })
+	for name, dir := range map[string]string{"with a manifest": listed, "without": unlisted} {
+		t.Run(name, func(t *testing.T) {
+			from, err := source.New(dir, "", source.Config{}, os.LookupEnv)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newCache(t, 1<<30)
+			if _, err := c.Ensure(t.Context(), Model{Digest: m.Digest(), Name: dir, Source: from}, "", nil); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

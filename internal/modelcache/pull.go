@@ -208,7 +208,10 @@ func (c *Cache) downloadAll(ctx context.Context, m Model, contents []content, pr
 		group.Go(func() error {
 			digest, part, err := c.download(ctx, m, o, progress)
 			files[i], parts[i] = manifest.File{Path: o.Path, Size: o.Size, Digest: digest}, part
-			return err
+			if err != nil {
+				return err
+			}
+			return part.Rest()
 		})
 	}
 	err := group.Wait()

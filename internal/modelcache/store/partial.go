@@ -38,6 +38,7 @@ type Partial struct {
 	mu      sync.Mutex // guards what follows
 	journal *os.File
 	have    []bool
+	resting bool
 }
 
 // A journal is journalMagic, the file's size, then records of a chunk's number and
@@ -217,6 +218,9 @@ func (p *Partial) Reset() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.have)
+	if p.resting {
+		return p.s.root.Remove(p.dir + "/journal")
+	}
 	if err := p.journal.Truncate(0); err != nil {
 		return err
 	}
@@ -265,6 +269,15 @@ func (p *Partial) Read(i int, buffer []byte) ([]byte, error) {
 	chunk := buffer[:p.chunkLen(i)]
 	_, err := p.data.ReadAt(chunk, int64(i)*ChunkBytes)
 	return chunk, err
+}
+
+// Rest closes the files of a complete download, so that a model of thousands of files
+// can wait for the last of them. Offer, Reset, Close and Discard still work.
+func (p *Partial) Rest() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.resting = true
+	return errors.Join(p.data.Close(), p.journal.Close())
 }
 
 // Close keeps what is there for the next one, unless nobody may take over.
@@ -320,11 +333,16 @@ func (p *Partial) Offer(ctx context.Context, file manifest.Digest) error {
 
 // seal makes a file what a blob is, and durable.
 func (p *Partial) seal() error {
-	if err := p.data.Chmod(0o444); err != nil {
+	name := p.dir + "/data"
+	if err := p.s.root.Chmod(name, 0o444); err != nil {
 		return err
 	}
-	if err := p.s.root.Chtimes(p.dir+"/data", stamp, stamp); err != nil {
+	if err := p.s.root.Chtimes(name, stamp, stamp); err != nil {
 		return err
 	}
-	return p.data.Sync()
+	f, err := p.s.openRead(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

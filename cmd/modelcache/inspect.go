@@ -249,7 +249,7 @@ as `+manifest.Name+`, so that each file can be proven by itself.`, 1, 1)
 	if err != nil {
 		return err
 	}
-	m, err := modelcache.Digest(ctx, from, nil)
+	m, err := modelcache.Digest(ctx, from)
 	if err != nil {
 		return explain(err)
 	}

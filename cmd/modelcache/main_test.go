@@ -77,7 +77,7 @@ func newSite(t *testing.T, contents map[string][]byte) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := modelcache.Digest(t.Context(), from, nil)
+	m, err := modelcache.Digest(t.Context(), from)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -738,3 +738,70 @@ func TestAModelOfManyFilesNeedsFewOfThemOpen(t *testing.T) {
 		})
 	}
 }
+
+// TestTheFirstAnswersOfASourceMayBeBad spoils the manifest and the listing, on which
+// everything else rests and for which all other pulls of the model wait.
+func TestTheFirstAnswersOfASourceMayBeBad(t *testing.T) {
+	for name, f := range map[string]func(w http.ResponseWriter, r *http.Request, text []byte){
+		"busy": func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"silent": func(w http.ResponseWriter, r *http.Request, _ []byte) {
+			w.Header().Set("Content-Length", "1000")
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		},
+		"cut": func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) },
+		"wrong": func(w http.ResponseWriter, _ *http.Request, text []byte) {
+			_, _ = w.Write(append([]byte("x"), text...))
+		},
+	} {
+		for _, listed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, listed %v", name, listed), func(t *testing.T) {
+				files := weights(9, mib)
+				m := manifestOf(t, files)
+				if listed {
+					files[manifest.Name] = m.Text()
+				}
+				o := newOrigin(t, files)
+				spoil := atomic.Bool{}
+				spoil.Store(true)
+				inner := o.Config.Handler
+				o.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					first := r.URL.Query().Has("list-type") && name != "wrong" || listed && strings.HasSuffix(r.URL.Path, manifest.Name)
+					if first && spoil.Swap(false) {
+						f(w, r, m.Text())
+						return
+					}
+					inner.ServeHTTP(w, r)
+				})
+				c := newCache(t, 1<<30)
+				cfg := quick
+				cfg.StallTimeout = 300 * time.Millisecond
+				c.fetch = fetch.New(cfg)
+				r, err := c.Ensure(t.Context(), o.bucket(t, m.Digest()), "", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				delete(files, manifest.Name)
+				check(t, r.Path, files)
+				if spoil.Load() && (listed || name != "wrong") {
+					t.Error("nothing was spoiled")
+				}
+			})
+		}
+	}
+}
+
+// TestFilesThatCannotBeOneDirectoryAreNotFetched has keys that a bucket may have.
+func TestFilesThatCannotBeOneDirectoryAreNotFetched(t *testing.T) {
+	files := map[string][]byte{"a": make([]byte, mib), "a/b": make([]byte, mib)}
+	o := newOrigin(t, files)
+	digest := manifestOf(t, weights(1, 1)).Digest()
+	_, err := newCache(t, 1<<30).Ensure(t.Context(), o.bucket(t, digest), "", nil)
+	if err == nil || !strings.Contains(err.Error(), "a is a file and a directory") {
+		t.Error(err)
+	}
+	if n := o.sent.Load(); n > 0 {
+		t.Errorf("%d bytes were fetched", n)
+	}
+}

@@ -46,7 +46,7 @@ func newNode(t *testing.T, names ...string) *node {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := modelcache.Digest(t.Context(), from, nil)
+		m, err := modelcache.Digest(t.Context(), from)
 		if err != nil {
 			t.Fatal(err)
 		}

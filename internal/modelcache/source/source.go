@@ -23,7 +23,7 @@ var (
 // Permanent tells that asking again cannot help.
 func Permanent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrChanged) ||
-		errors.Is(err, context.Canceled)
+		errors.Is(err, ErrNoListing) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, context.Canceled)
 }
 
 // Object is a file at a source.
@@ -46,13 +46,17 @@ type Body struct {
 	Size int64
 	// Version is the file's, "" if the source does not tell.
 	Version string
+	// Encoding is what the source says it did to the bytes (Content-Encoding), although
+	// it was asked for them as they are; "" if nothing.
+	Encoding string
 }
 
 // Source is one revision of a repository. Its methods may be called from many
 // goroutines.
 type Source interface {
-	// List returns all files in any order, or ErrNoListing.
-	List(ctx context.Context) ([]Object, error)
+	// List calls each with all files in any order, until it returns false. The error is
+	// ErrNoListing if the source cannot say what there is.
+	List(ctx context.Context, each func(Object) bool) error
 	// Open reads length bytes from offset, all that follow if length is negative. A
 	// version that is not "" must be the file's; ErrChanged otherwise. A file that is
 	// not there is fs.ErrNotExist.

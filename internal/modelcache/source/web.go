@@ -25,22 +25,21 @@ func newWeb(base *url.URL, token string) *web {
 	return &web{base: base, token: token, client: &http.Client{Transport: transport()}}
 }
 
-// transport keeps as many connections as downloads may use, and gives up on a
-// server that accepts connections and says nothing.
+// transport keeps as many connections as downloads may use. How long a server may be
+// silent is the caller's to say, with the context.
 func transport() *http.Transport {
 	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: 30 * time.Second,
-		IdleConnTimeout:       30 * time.Second,
-		MaxIdleConnsPerHost:   64,
-		DisableCompression:    true, // a range of compressed bytes is a range of something else
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout:     30 * time.Second,
+		MaxIdleConnsPerHost: 64,
+		DisableCompression:  true, // a range of compressed bytes is a range of something else
 	}
 }
 
 // List returns ErrNoListing.
-func (w *web) List(context.Context) ([]Object, error) { return nil, ErrNoListing }
+func (w *web) List(context.Context, func(Object) bool) error { return ErrNoListing }
 
 // Open sends a GET.
 func (w *web) Open(ctx context.Context, path string, offset, length int64, version string) (*Body, error) {
@@ -49,6 +48,7 @@ func (w *web) Open(ctx context.Context, path string, offset, length int64, versi
 	if err != nil {
 		return nil, err
 	}
+	req.Header.Set("Accept-Encoding", "identity")
 	if w.token != "" {
 		req.Header.Set("Authorization", "Bearer "+w.token)
 	}
@@ -92,7 +92,7 @@ func strong(version string) bool { return strings.HasPrefix(version, `"`) }
 // readHeader finds out what an answer's body is. The status of an error becomes an
 // error that Permanent can judge.
 func readHeader(status int, header http.Header, contentLength, offset int64) (*Body, error) {
-	body := &Body{Size: -1, Version: header.Get("ETag")}
+	body := &Body{Size: -1, Version: header.Get("ETag"), Encoding: header.Get("Content-Encoding")}
 	switch status {
 	case http.StatusOK:
 		body.Size = contentLength

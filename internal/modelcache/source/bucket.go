@@ -50,8 +50,8 @@ func newBucket(name, prefix string, cfg Config, lookup func(string) (string, boo
 		endpoint = amazon
 	}
 	u, err := url.Parse(endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("source.endpoint is %q, must be a URL as https://s3.example.com", endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+		return nil, fmt.Errorf("source.endpoint (or AWS_ENDPOINT_URL) is %q, must be a URL of scheme and host alone, as https://s3.example.com", Redacted(endpoint))
 	}
 	region := get(cfg.Region, "AWS_REGION", "AWS_DEFAULT_REGION")
 	return &bucket{name: name, prefix: prefix, connect: sync.OnceValues(func() (*minio.Core, error) {

@@ -73,6 +73,24 @@ type Config struct {
 	Region string `yaml:"region"`
 }
 
+// Redacted is a repository without the password and the query that its URL may have:
+// what may be logged, and kept where others read it.
+func Redacted(repository string) string {
+	if !strings.HasPrefix(repository, "http://") && !strings.HasPrefix(repository, "https://") {
+		return repository
+	}
+	scheme, rest, _ := strings.Cut(repository, "://")
+	rest, _, _ = strings.Cut(rest, "?")
+	authority, path, slash := strings.Cut(rest, "/")
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		authority = authority[i+1:]
+	}
+	if slash {
+		path = "/" + path
+	}
+	return scheme + "://" + authority + path
+}
+
 // objectStorage begins a repository that names a bucket of whatever object store
 // the node is configured for.
 const objectStorage = "object-storage/"
@@ -91,6 +109,9 @@ func New(repository, revision string, cfg Config, lookup func(string) (string, b
 	}
 	full := strings.ReplaceAll(repository, "{revision}", revision)
 	if full == repository && revision != "" {
+		if strings.HasPrefix(repository, "http") && strings.ContainsAny(repository, "?#") {
+			return nil, fmt.Errorf("model.repository %q has a query: write {revision} into it where model.revision belongs", Redacted(repository))
+		}
 		full = strings.TrimRight(repository, "/") + "/" + revision
 	}
 	if rest, ok := strings.CutPrefix(full, objectStorage); ok {
@@ -101,7 +122,7 @@ func New(repository, revision string, cfg Config, lookup func(string) (string, b
 	}
 	u, err := url.Parse(full)
 	if err != nil {
-		return nil, fmt.Errorf("model.repository is %q: %w", repository, err)
+		return nil, errors.New("model.repository is not a URL that can be read (it is not shown, as it may have a password)")
 	}
 	switch u.Scheme {
 	case "s3":

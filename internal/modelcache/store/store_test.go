@@ -987,3 +987,21 @@ func leftAndTakenUp(dir string, t *testing.T, leave func(*Partial, manifest.Dige
 	}
 	return s.Use(t.Context(), m.Digest(), "")
 }
+
+func TestEndedLeasesLeaveNoFiles(t *testing.T) {
+	s := newStore(t, 1<<30)
+	model := mustPull(t, s, sized("a", 100))
+	for range 20 {
+		if _, err := s.Lease(t.Context(), model, "pod", time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(2 * time.Millisecond)
+	l, err := s.Lease(t.Context(), model, "pod", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := s.names(stateDir(model) + "/leases"); err != nil || !slices.Equal(names, []string{l.ID}) {
+		t.Errorf("%d files, %v", len(names), err)
+	}
+}

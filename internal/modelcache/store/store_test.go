@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -1003,5 +1004,126 @@ func TestEndedLeasesLeaveNoFiles(t *testing.T) {
 	}
 	if names, err := s.names(stateDir(model) + "/leases"); err != nil || !slices.Equal(names, []string{l.ID}) {
 		t.Errorf("%d files, %v", len(names), err)
+	}
+}
+
+// TestAClockThatWasAheadKeepsNothingForEver leaves a last use and a lease of the year
+// after next.
+func TestAClockThatWasAheadKeepsNothingForEver(t *testing.T) {
+	s := newStore(t, 1000)
+	ahead := time.Now().AddDate(2, 0, 0)
+	old, young := mustPull(t, s, sized("old", 400)), mustPull(t, s, sized("young", 400))
+	if err := s.root.Chtimes(stateDir(old)+"/used", ahead, ahead); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.Lease(t.Context(), young, "pod", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Expires = ahead
+	if err := s.writeLease(young, l); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Trim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []manifest.Digest{old, young} {
+		e, err := s.entry(model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.LastUse.After(time.Now()) {
+			t.Errorf("last used %v", e.LastUse)
+		}
+		if model == young && (len(e.Leases) != 1 || e.Leases[0].Expires.After(time.Now().Add(MaxLease)) || e.Leases[0].Expires.Before(time.Now().Add(MaxLease-time.Minute))) {
+			t.Errorf("leases %+v", e.Leases)
+		}
+	}
+}
+
+// TestWhatALostPullReservedIsRemovedWithoutLocks has a pull that ended before it began
+// a file.
+func TestWhatALostPullReservedIsRemovedWithoutLocks(t *testing.T) {
+	s := newStore(t, 1<<30)
+	s.shared = false
+	m := sized("w", 500).manifest(t)
+	plan := s.plan(m)
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.root.RemoveAll(stateDir(m.Digest())); err != nil {
+		t.Fatal(err)
+	}
+	dir := partials + "/" + plan.Parts[0].Name
+	for _, c := range []struct {
+		age  time.Duration
+		kept bool
+	}{{time.Hour, true}, {25 * time.Hour, false}} {
+		then := time.Now().Add(-c.age)
+		if err := errors.Join(s.root.Chtimes(dir, then, then), s.sweep(nil)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.root.Lstat(dir); (err == nil) != c.kept {
+			t.Errorf("after %v: %v", c.age, err)
+		}
+	}
+	if used, err := s.used(); err != nil || used != 0 {
+		t.Errorf("%d bytes stay, %v", used, err)
+	}
+}
+
+// TestEvictionFreesWhatADownloadSharesWithABlob has a model whose pull ended between
+// its publication and the end of its plan.
+func TestEvictionFreesWhatADownloadSharesWithABlob(t *testing.T) {
+	s := newStore(t, 1<<30)
+	contents := sized("w", 500)
+	m := contents.manifest(t)
+	part := Part{Name: "download", Size: 500}
+	plan := &Plan{Model: m.Digest(), Parts: []Part{part}}
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.OpenPartial(part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(p.Write(0, []byte(contents["weights"])), p.Offer(t.Context(), m.Files[0].Digest)); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	text, err := s.readSmall(stateDir(m.Digest())+"/plan", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Publish(t.Context(), m), s.takeSpace(part), s.root.RemoveAll(partials+"/download"), s.root.Mkdir(partials+"/download", 0o755),
+		s.root.Link(blobFile(m.Files[0].Digest), partials+"/download/data"), s.writeHint(stateDir(m.Digest())+"/plan", text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Evict(t.Context(), m.Digest()); err != nil {
+		t.Fatal(err)
+	}
+	if used, err := s.used(); err != nil || used != 0 {
+		t.Errorf("%d bytes stay after the eviction, %v", used, err)
+	}
+}
+
+// TestAModelThatIsEvictedMeanwhileHasNoFaults evicts while the files are hashed.
+func TestAModelThatIsEvictedMeanwhileHasNoFaults(t *testing.T) {
+	s := newStore(t, 1<<30)
+	many := files{}
+	for i := range 100 {
+		many[fmt.Sprint(i)] = fmt.Sprint("file ", i)
+	}
+	gone, wrong := mustPull(t, s, many), mustPull(t, s, sized("w", 100))
+	if err := os.Remove(s.ModelPath(wrong) + "/weights"); err != nil {
+		t.Fatal(err)
+	}
+	evict := sync.OnceValue(func() error { return os.RemoveAll(s.ModelPath(gone)) })
+	report, err := s.Verify(t.Context(), []manifest.Digest{wrong, gone}, func(int64) { _ = evict() })
+	if err := errors.Join(err, evict()); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Faults) != 1 || report.Faults[0].Model != wrong {
+		t.Errorf("%+v", report.Faults)
 	}
 }

@@ -54,7 +54,7 @@ func (s *Store) pin(model manifest.Digest, name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), s.syncDir(pins))
+	return errors.Join(f.Close(), s.syncDir(pins), s.syncDir(stateDir(model)), s.syncDir(state))
 }
 
 // Unpin removes a pin; without a name, all of the model's. It returns how many there
@@ -117,13 +117,17 @@ func (s *Store) lease(ctx context.Context, model manifest.Digest, l Lease, ttl t
 			return err
 		}
 		l.Expires = time.Now().Add(ttl).Truncate(time.Millisecond)
-		text, err := json.Marshal(l)
-		if err != nil {
-			return err
-		}
-		return s.writeFile(dir+"/"+l.ID, text)
+		return s.writeLease(model, l)
 	})
 	return l, err
+}
+
+func (s *Store) writeLease(model manifest.Digest, l Lease) error {
+	text, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	return s.writeFile(stateDir(model)+"/leases/"+l.ID, text)
 }
 
 // CheckTTL says what is wrong with the time that a lease is asked for.

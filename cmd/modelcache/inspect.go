@@ -41,11 +41,7 @@ func (p place) open() (*store.Store, error) {
 		}
 		cfg = loaded.Store()
 	}
-	if info, err := os.Stat(cfg.Path); err != nil {
-		return nil, err
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("%s is not a directory", cfg.Path)
-	}
+	cfg.Existing = true
 	return store.Open(cfg)
 }
 

@@ -1127,3 +1127,78 @@ func TestAModelThatIsEvictedMeanwhileHasNoFaults(t *testing.T) {
 		t.Errorf("%+v", report.Faults)
 	}
 }
+
+// TestADirectoryOfOthersIsNotTouched has directories of the cache's names in which other
+// programs keep what is theirs.
+func TestADirectoryOfOthersIsNotTouched(t *testing.T) {
+	for name, theirs := range map[string][]string{
+		"a root":            {"tmp/work", "var/x"},
+		"tmp alone":         {"tmp/work"},
+		"blobs of another":  {"blobs/sha256-1234", "manifests/x"},
+		"a hub's model":     {"blobs/abcd", "refs/main", "snapshots/1/w"},
+		"models of a user":  {"models/llm/w"},
+		"one file":          {"notes"},
+		"blobs, half of it": {"blobs/x", "models/x", "state/x", "tmp/x"},
+	} {
+		for _, existing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, existing %v", name, existing), func(t *testing.T) {
+				dir := t.TempDir()
+				for _, f := range theirs {
+					path := filepath.Join(dir, f)
+					if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("theirs"), 0o644)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				before, err := os.ReadDir(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s, err := Open(Config{Path: dir, MaxBytes: 1, High: 1, Low: 1, Existing: existing}); err == nil {
+					_, _ = s.Trim(t.Context())
+					_ = s.Close()
+					t.Error("it is taken for a cache")
+				} else if !strings.Contains(err.Error(), "model cache") {
+					t.Error(err)
+				}
+				after, err := os.ReadDir(dir)
+				if err != nil || len(after) != len(before) {
+					t.Errorf("%v, %v", after, err)
+				}
+				for _, f := range theirs {
+					if _, err := os.Stat(filepath.Join(dir, f)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestACachesOwnDirectoryIsKnownAgain(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Path: dir, MaxBytes: 1 << 30, High: 1, Low: 1}
+	existing := cfg
+	existing.Existing = true
+	if _, err := Open(existing); err == nil {
+		t.Error("an empty directory is a cache already")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Errorf("looking made %v, %v", names, err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil { // a file system of its own
+		t.Fatal(err)
+	}
+	openStore(t, cfg)
+	if err := os.WriteFile(filepath.Join(dir, "notes"), nil, 0o644); err != nil { // later, by hand
+		t.Fatal(err)
+	}
+	openStore(t, existing)
+	if err := os.Remove(filepath.Join(dir, marker)); err != nil { // made before there was a marker
+		t.Fatal(err)
+	}
+	openStore(t, existing)
+	if err := os.RemoveAll(filepath.Join(dir, tmp)); err != nil { // a crash in the first Open, behind the marker
+		t.Fatal(err)
+	}
+	openStore(t, existing)
+}

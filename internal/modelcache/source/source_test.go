@@ -144,6 +144,29 @@ func TestListings(t *testing.T) {
 	}
 }
 
+// TestALongListingComesInPages has a bucket of three pages, the last of which can be
+// asked for by its token alone.
+func TestALongListingComesInPages(t *testing.T) {
+	var asked []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := r.URL.Query().Get("continuation-token")
+		asked = append(asked, token)
+		next := map[string]string{"": "t 1/+", "t 1/+": "t2", "t2": ""}[token]
+		fmt.Fprintf(w, `<ListBucketResult><Name>models</Name><IsTruncated>%v</IsTruncated><NextContinuationToken>%s</NextContinuationToken>
+			<Contents><Key>llm/%d</Key><Size>10</Size></Contents></ListBucketResult>`, next != "", next, len(asked))
+	}))
+	defer srv.Close()
+	s := open(t, "s3://models/llm", "", Config{Endpoint: srv.URL, Region: "here"})
+	objects, err := list(t, s)
+	if err != nil || len(objects) != 3 || objects[2].Path != "3" || !slices.Equal(asked, []string{"", "t 1/+", "t2"}) {
+		t.Errorf("%+v, %v; asked for %q", objects, err, asked)
+	}
+	asked = nil
+	if err := s.List(t.Context(), func(Object) bool { return false }); err != nil || len(asked) > 2 {
+		t.Errorf("%v; asked for %q after the reader had left", err, asked)
+	}
+}
+
 func TestForbiddenIsPermanent(t *testing.T) {
 	srv := serveBucket(t)
 	for _, s := range []Source{

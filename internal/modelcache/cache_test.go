@@ -685,7 +685,8 @@ func TestADamagedModelIsFetchedAgainWhereItIsDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(r.Path+"/model-2.safetensors", mib); err != nil {
+	damaged := r.Path + "/model-2.safetensors"
+	if err := errors.Join(os.Chmod(damaged, 0o644), os.Truncate(damaged, mib)); err != nil {
 		t.Fatal(err)
 	}
 	o.sent.Store(0)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -154,7 +155,7 @@ func TestListedModelsBecomeReadyAndStay(t *testing.T) {
 	}
 	// What is damaged is repaired without anybody asking.
 	file := ready[0].Path + "/weights"
-	if err := os.Truncate(file, 5); err != nil {
+	if err := errors.Join(os.Chmod(file, 0o644), os.Truncate(file, 5)); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -361,7 +362,8 @@ func TestADamagedModelIsNotReadyUntilItIsRepaired(t *testing.T) {
 	defer stop()
 	await(t, srv, "/readyz", http.StatusOK)
 	hold.Store(true)
-	if err := os.Truncate(cache.Store().ModelPath(n.models[0].Digest)+"/weights", 5); err != nil {
+	file := cache.Store().ModelPath(n.models[0].Digest) + "/weights"
+	if err := errors.Join(os.Chmod(file, 0o644), os.Truncate(file, 5)); err != nil {
 		t.Fatal(err)
 	}
 	await(t, srv, "/readyz", http.StatusServiceUnavailable)

@@ -408,9 +408,9 @@ func inodeAt(t *testing.T, s *Store, model manifest.Digest, path string) uint64 
 
 func TestWhatWasWrittenToIsNotUsed(t *testing.T) {
 	for name, damage := range map[string]func(string) error{
-		"emptied":            func(f string) error { return os.Truncate(f, 0) },
-		"halved":             func(f string) error { return os.Truncate(f, 500) },
-		"longer":             func(f string) error { return os.Truncate(f, 2000) },
+		"emptied":            func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 0)) },
+		"halved":             func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 500)) },
+		"longer":             func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 2000)) },
 		"a flipped bit":      func(f string) error { return patch(f, 10) },
 		"removed":            os.Remove,
 		"a link":             func(f string) error { return errors.Join(os.Remove(f), os.Symlink("/etc/hostname", f)) },

@@ -599,9 +599,9 @@ func TestAStopIsNotCaughtUp(t *testing.T) {
 	if _, err := in.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	r.Server.mu.Lock() // stops the driver, in real time: virtual time waits for locks
+	r.mu.Lock() // stops the driver, in real time: virtual time waits for locks
 	time.Sleep(stop)
-	r.Server.mu.Unlock()
+	r.mu.Unlock()
 	if _, err := io.Copy(io.Discard, in); err != nil {
 		t.Fatal(err)
 	}

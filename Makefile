@@ -25,7 +25,8 @@ run: build ## a gateway over mock replicas, or over REPLICAS
 test: ## every test, with the race detector, and each fuzz test for 2 s
 	$(GO) vet ./...
 	$(if $(RACE),,@echo "no C compiler: testing without the race detector")
-	$(GO) test $(RACE) ./...
+	@$(GO) test $(RACE) -run '^$$' ./... >/dev/null # builds on all cores; then one after another, since some of them measure time
+	$(GO) test $(RACE) -p 1 ./...
 	$(if $(RACE),$(GO) test ./internal/lab)
 	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 
@@ -35,7 +36,7 @@ lint: ## golangci-lint; downloads it on first use
 
 e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
 	test/vllm/setup.sh
-	$(GO) test -tags e2e -count=1 -v -timeout 20m ./test/e2e/
+	$(GO) test -tags e2e -count=1 -v -timeout 25m ./test/e2e/
 
 chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then restarts and 2,000 streams
 	$(GO) test -count=1 -v -timeout 20m ./test/chaos -chaos $(CHAOS)

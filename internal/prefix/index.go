@@ -117,8 +117,8 @@ func (x *Index) SetSlot(s int, block, blocks int) {
 	x.grow(s)
 	t := &x.slots[s]
 	if block > 0 && int32(block) != t.block {
-		x.Reset(s) // charges were counted in other blocks
 		t.block = int32(block)
+		x.recharge(t)
 	}
 	if blocks > 0 && int64(blocks) != t.nominal {
 		t.nominal, t.capacity = int64(blocks), int64(blocks)

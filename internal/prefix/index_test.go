@@ -255,6 +255,21 @@ func TestCountsWholeEngineBlocksAlongAPath(t *testing.T) {
 	}
 }
 
+func TestABlockSizeThatIsToldLateForgetsNothing(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.Confirm(chainOf(64, 1, 2, 3, 4), 0, 1)
+	x.Confirm(chainOf(64, 1, 2, 7), 0, 1)
+	before := x.Blocks(0)
+	x.SetSlot(0, 128, 1000)
+	if got := x.Blocks(0); before != 20 || got != 2 {
+		t.Errorf("%d blocks of 16 tokens became %d of 128, want 20 and 2", before, got)
+	}
+	if x.heldBy(chainOf(64, 1, 2, 3, 4), 0) != 4 {
+		t.Error("what was held is forgotten")
+	}
+	x.check(t)
+}
+
 func TestAFailedRequestLeavesWhatOthersNeed(t *testing.T) {
 	x := NewIndex(1 << 30)
 	a, b := chainOf(16, 1, 2, 3), chainOf(16, 1, 2, 4)

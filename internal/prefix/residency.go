@@ -27,6 +27,17 @@ func (x *Index) blocksAt(t *slot, g *segment, e *edge, depth int32) int32 {
 	return max(0, end/t.block-e.from/t.block)
 }
 
+// recharge counts all that a slot holds again, in blocks of another size: what was
+// heard of it before it told its own is not worth less.
+func (x *Index) recharge(t *slot) {
+	for at := t.newest; at != none; {
+		g := x.segs.get(at)
+		x.charge(t, g, x.edges.get(g.edge))
+		at = g.older
+	}
+	x.evict(t)
+}
+
 func (x *Index) push(t *slot, id int32) {
 	g := x.segs.get(id)
 	g.newer, g.older = none, t.newest

@@ -182,6 +182,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	}
 	if o.Response != 0 {
 		r.sessions.put(o.Response, session{slot: s.replica.Slot, tokens: o.Prompt + o.Completion, at: now})
+		l.tellKept(o.Response, o.Prompt+o.Completion)
 	}
 }
 

@@ -142,7 +142,7 @@ func New(cfg Config) (*Router, error) {
 	}
 	return &Router{
 		cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
-		random: rand.New(rand.NewPCG(seed, 1)), byHash: map[uint64]*slot{}, share: share{leases: map[peerLease]*Lease{}},
+		random: rand.New(rand.NewPCG(seed, 1)), byHash: map[uint64]*slot{}, share: share{leases: map[uint64]map[uint64]*Lease{}},
 	}, nil
 }
 
@@ -171,6 +171,7 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	l.why = why
 	if req.Session != 0 {
 		r.sessions.put(req.Session, session{slot: l.slot.replica.Slot, at: now})
+		l.tellKept(req.Session, 0)
 	}
 	return l, nil
 }

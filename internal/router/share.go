@@ -1,9 +1,11 @@
 package router
 
 import (
+	"math"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
 )
 
 // This file is what routers that share their replicas tell each other. A router
@@ -20,6 +22,7 @@ const (
 	Ended                      // it is over, whether its prefill had ended or not
 	Holds                      // the replica has, or is about to have, a prompt in its cache
 	Dropped                    // what Holds said before will not come: the request ended before its prefill
+	Keeps                      // a session, or what continues a response, belongs to the replica
 )
 
 // Event is something that one router did.
@@ -38,6 +41,9 @@ type Event struct {
 	Factor float64       // the sender's tokens for each that the chain counts
 	Prompt int           // what the engine counted in all of it, 0 if it is not known
 	Answer int           // tokens that it generated behind it, 0 if they are not known
+
+	// Of Keeps; Tokens are those that the response left at the replica.
+	Session prefix.Hash
 }
 
 // Bounds on what one event can say; a request's work is an hour at the very most.
@@ -53,20 +59,20 @@ func (e *Event) plausible() bool {
 	if !(e.Work >= 0 && e.Work <= maxEventWork) || !whole(e.Tokens) || !whole(e.Prompt) || !whole(e.Answer) {
 		return false
 	}
-	return e.Kind < Holds || e.Chain != nil && e.Factor >= minFactor && e.Factor <= maxFactor && (e.Prompt == 0 || plausible(e.Prompt, e.Chain))
+	return e.Kind != Holds && e.Kind != Dropped || e.Chain != nil && e.Factor >= minFactor && e.Factor <= maxFactor && (e.Prompt == 0 || plausible(e.Prompt, e.Chain))
 }
 
 // share is what a router knows of the others. The router's lock guards it.
 type share struct {
-	report func(Event)          // nil if nobody listens
-	leases map[peerLease]*Lease // the others' requests under way
-	index  int                  // of this router among all, from 0
-	count  int                  // how many there are, 0 or 1 if it is alone
-	lag    time.Duration        // until it knows what another has sent
+	report func(Event)                  // nil if nobody listens
+	leases map[uint64]map[uint64]*Lease // the others' requests under way, by peer and lease
+	index  int                          // of this router among all, from 0
+	count  int                          // how many there are, 0 or 1 if it is alone
+	lag    time.Duration                // until it knows what another has sent
 }
 
-// peerLease names a lease of another router.
-type peerLease struct{ peer, lease uint64 }
+// maxPeerLeases bounds what is kept of one other router.
+const maxPeerLeases = 1 << 16
 
 // slack returns within what costs of new prompts count as equal.
 func (s *share) slack() time.Duration {
@@ -100,27 +106,17 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 	if s == nil || !e.plausible() {
 		return // it does not serve here, or not yet
 	}
-	key := peerLease{peer, e.Lease}
 	switch e.Kind {
 	case Routed:
-		if r.share.leases[key] != nil {
-			return // it was told before
-		}
-		l := &Lease{router: r, slot: s, at: now, stream: e.Stream, uncached: e.Tokens, work: e.Work}
-		s.count(now)
-		s.push(l)
-		s.reserve(l.work, now)
-		r.share.leases[key] = l
+		r.routedBy(peer, s, e, now)
 	case FirstSeen:
-		if l := r.share.leases[key]; l != nil && l.state == pending {
-			s.toDecoding(l)
-			s.last = now
+		if l := r.share.leases[peer][e.Lease]; l != nil && l.state == pending {
+			l.slot.toDecoding(l)
+			l.slot.last = now
 		}
 	case Ended:
-		if l := r.share.leases[key]; l != nil {
-			s.count(now)
-			s.remove(l)
-			delete(r.share.leases, key)
+		if l := r.share.leases[peer][e.Lease]; l != nil {
+			r.endedBy(peer, l, now)
 		}
 	case Holds:
 		slot := s.replica.Slot
@@ -134,7 +130,107 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 		}
 	case Dropped:
 		r.index.Withdraw(e.Chain, s.replica.Slot)
+	case Keeps:
+		r.sessions.put(e.Session, session{slot: s.replica.Slot, tokens: e.Tokens, at: now})
 	}
+}
+
+// routedBy counts a request that another router has sent, unless it is counted
+// already: what is read twice does no harm.
+func (r *Router) routedBy(peer uint64, s *slot, e *Event, now time.Time) *Lease {
+	of := r.share.leases[peer]
+	if l := of[e.Lease]; l != nil || len(of) >= maxPeerLeases {
+		return l
+	}
+	if of == nil {
+		of = map[uint64]*Lease{}
+		r.share.leases[peer] = of
+	}
+	l := &Lease{router: r, slot: s, id: e.Lease, at: now, stream: e.Stream, uncached: e.Tokens, work: e.Work}
+	s.count(now)
+	s.push(l)
+	s.reserve(l.work, now)
+	of[e.Lease] = l
+	return l
+}
+
+func (r *Router) endedBy(peer uint64, l *Lease, now time.Time) {
+	l.slot.count(now)
+	l.slot.remove(l)
+	delete(r.share.leases[peer], l.id)
+	if len(r.share.leases[peer]) == 0 {
+		delete(r.share.leases, peer)
+	}
+}
+
+// Open takes the whole list of another router's requests under way: Routed for each
+// whose prefill has not ended, FirstSeen for the others. What of its events was lost
+// is made good by it; an empty list forgets the router's load.
+func (r *Router) Open(peer uint64, open []Event, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	listed := make(map[uint64]bool, len(open))
+	for i := range open {
+		e := &open[i]
+		s := r.byHash[e.Replica]
+		if s == nil {
+			continue
+		}
+		listed[e.Lease] = true
+		l := r.share.leases[peer][e.Lease]
+		if l != nil && l.slot != s {
+			continue // not of this router's making
+		}
+		if l == nil {
+			if l = r.routedBy(peer, s, e, now); l == nil {
+				continue
+			}
+		}
+		if e.Kind == FirstSeen && l.state == pending {
+			s.toDecoding(l)
+		} else if e.Kind == Routed {
+			l.stream = e.Stream // after Fade
+		}
+	}
+	for id, l := range r.share.leases[peer] {
+		if !listed[id] {
+			r.endedBy(peer, l, now)
+		}
+	}
+}
+
+// fadeHalf is the time in which half of the others' requests count as over, while
+// nothing is heard of them.
+const fadeHalf = 10 * time.Second
+
+// Fade lets the load of all other routers go while nothing can be heard of them, as
+// time passes since the last call: prefills count as ended when their work must be
+// done, and of the requests whose prefill has ended, half in fadeHalf.
+func (r *Router) Fade(passed time.Duration, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, of := range r.share.leases {
+		for _, l := range of {
+			l.stream = false // nobody will tell
+		}
+	}
+	over := 1 - math.Exp2(-passed.Seconds()/fadeHalf.Seconds())
+	for peer, of := range r.share.leases {
+		for _, l := range of {
+			l.slot.expire(now)
+			if l.state == decoding && r.random.Float64() < over {
+				r.endedBy(peer, l, now)
+			}
+		}
+	}
+}
+
+// Know makes the router take others' events about a replica from now on, though no
+// request of its own has considered it yet.
+func (r *Router) Know(rep *replica.Replica) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.slot(rep)
 }
 
 // tell reports an event of a lease.
@@ -157,4 +253,10 @@ func (l *Lease) tellPrompt(e Event) {
 		e.Factor = m.factorOf(e.Chain)
 		l.tell(e)
 	}
+}
+
+// tellKept reports that a session, or what continues a response, belongs to the
+// replica of a lease.
+func (l *Lease) tellKept(session prefix.Hash, tokens int) {
+	l.tell(Event{Kind: Keeps, Session: session, Tokens: tokens})
 }

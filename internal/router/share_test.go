@@ -303,3 +303,119 @@ func BenchmarkAcquire(b *testing.B) {
 		})
 	}
 }
+
+// list is what the first router's account of its own requests would be.
+func openList(leases ...*Lease) (list []Event) {
+	for _, l := range leases {
+		e := Event{Kind: Routed, Replica: l.Replica().Hash, Lease: l.id, Work: l.work, Tokens: l.uncached, Stream: l.stream}
+		if l.state == decoding {
+			e.Kind = FirstSeen
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+func (f *fleet) load() (queued, decoding int) {
+	for _, s := range f.r.States(f.now) {
+		queued, decoding = queued+s.InFlight-s.Decoding, decoding+s.Decoding
+	}
+	return queued, decoding
+}
+
+// TestTheListOfAnothersRequestsMakesGoodWhatWasLost: events of every kind are lost,
+// and the router joins late.
+func TestTheListOfAnothersRequestsMakesGoodWhatWasLost(t *testing.T) {
+	p := newPair(t, 3)
+	ask := func(i int) *Lease {
+		return p.one.acquire(&Request{Stream: true, Prompt: p.one.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d"}]}`, i))})
+	}
+	known, gone, waits, seen := ask(1), ask(2), ask(3), ask(4)
+	p.deliver()
+	unknown, unknownSeen := ask(5), ask(6)
+	gone.Done(Outcome{End: Canceled}, p.one.now)
+	seen.Prefilled(p.one.now)
+	unknownSeen.Prefilled(p.one.now)
+	p.told = p.told[:0] // all of that is lost
+	list := openList(known, waits, seen, unknown, unknownSeen)
+	for range 2 { // a list that comes twice does no harm
+		p.two.r.Open(1, list, p.one.now)
+		if queued, decoding := p.two.load(); queued != 3 || decoding != 2 {
+			t.Errorf("%d queued and %d decoding, want 3 and 2", queued, decoding)
+		}
+	}
+	p.two.r.Open(2, nil, p.one.now) // of a third
+	if queued, decoding := p.two.load(); queued+decoding != 5 {
+		t.Errorf("%d and %d after another's empty list", queued, decoding)
+	}
+	p.two.r.Open(1, nil, p.one.now)
+	p.two.idle()
+}
+
+// TestLoadThatNothingIsHeardOfFades, and comes back with the next list.
+func TestLoadThatNothingIsHeardOfFades(t *testing.T) {
+	p := newPair(t, 2)
+	var leases []*Lease
+	for i := range 64 {
+		leases = append(leases, p.one.acquire(&Request{Stream: true, Prompt: p.one.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d"}]}`, i))}))
+	}
+	p.deliver()
+	own := p.two.acquire(&Request{Stream: true})
+	p.two.pass(fadeHalf)
+	p.two.r.Fade(fadeHalf, p.two.now)
+	if queued, decoding := p.two.load(); queued > 1 || decoding < 20 || decoding > 44 {
+		t.Errorf("after the half-life %d are queued and %d decoding of 64", queued, decoding)
+	}
+	for range 20 {
+		p.two.r.Fade(fadeHalf, p.two.now)
+	}
+	if queued, decoding := p.two.load(); queued+decoding != 1 {
+		t.Errorf("%d and %d are left beside its own", queued, decoding)
+	}
+	p.two.r.Open(1, openList(leases...), p.two.now)
+	if queued, decoding := p.two.load(); queued+decoding != 65 {
+		t.Errorf("%d and %d after the list", queued, decoding)
+	}
+	p.two.r.Open(1, nil, p.two.now)
+	own.Done(Outcome{End: Canceled}, p.two.now)
+	p.two.idle()
+}
+
+// TestSessionsAndResponsesAreFoundAtAnotherGateway, whatever that knows of prefixes.
+func TestSessionsAndResponsesAreFoundAtAnotherGateway(t *testing.T) {
+	p := newPair(t, 4)
+	for i := range 20 {
+		session, response := prefix.Hash(1000+i), prefix.Hash(2000+i)
+		first := p.one.acquire(&Request{Session: session})
+		first.Done(Outcome{End: Completed, Prefilled: true, Prompt: 100, Completion: 10, Response: response}, p.one.now)
+		p.deliver(Holds)
+		for _, req := range []*Request{{Session: session}, {Previous: response}} {
+			got := p.two.acquire(req)
+			if got.Replica().Slot != first.Replica().Slot || got.Why() != Session {
+				t.Errorf("%+v goes to %d for %v, the first went to %d", req, got.Replica().Slot, got.Why(), first.Replica().Slot)
+			}
+			got.Done(Outcome{End: Canceled}, p.two.now)
+		}
+	}
+}
+
+// TestWhatIsHeardBeforeTheFirstRequestCounts.
+func TestWhatIsHeardBeforeTheFirstRequestCounts(t *testing.T) {
+	p := newPair(t, 2)
+	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("a long story. ", 400) + `"}]}`
+	held := p.one.serve(&Request{Prompt: p.one.prompt(body)})
+	fresh := newFleet(t, 2)
+	for _, rep := range fresh.model.Replicas {
+		fresh.r.Know(rep)
+	}
+	for i := range p.told {
+		fresh.r.Apply(1, &p.told[i], p.one.now)
+	}
+	for _, rep := range fresh.model.Replicas { // what it tells of its blocks comes later
+		fresh.r.Told(rep, replica.Facts{BlockSize: 128, Blocks: 1000})
+	}
+	got := fresh.acquire(&Request{Prompt: fresh.prompt(body)})
+	if _, cached := got.Tokens(); cached < 1000 || got.Replica().Slot != held.Replica().Slot {
+		t.Errorf("%d tokens predicted on %d, %d holds them", cached, got.Replica().Slot, held.Replica().Slot)
+	}
+}

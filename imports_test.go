@@ -24,8 +24,8 @@ var allowed = map[string][]string{
 	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/bench":               {"internal/openai", "internal/sse"},
 	"internal/lab":                 {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
-	"internal/gateway":             {"internal/admin", "internal/auth", "internal/certs", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},
-	"internal/config":              {"internal/auth", "internal/proxy", "internal/replica", "internal/router"},
+	"internal/gateway":             {"internal/admin", "internal/auth", "internal/certs", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router", "internal/share"},
+	"internal/config":              {"internal/auth", "internal/proxy", "internal/replica", "internal/router", "internal/share"},
 	"internal/admin":               {"internal/replica", "internal/router"},
 	"internal/proxy":               {"internal/auth", "internal/metrics", "internal/openai", "internal/prefix", "internal/replica", "internal/router", "internal/sse"},
 	"internal/router":              {"internal/prefix", "internal/replica"},
@@ -45,6 +45,7 @@ var allowed = map[string][]string{
 	"internal/plot":                {},
 	"internal/auth":                {},
 	"internal/certs":               {},
+	"internal/share":               {"internal/metrics", "internal/prefix", "internal/replica", "internal/router"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

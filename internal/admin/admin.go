@@ -37,7 +37,7 @@ func (a *Admin) Handler() http.Handler {
 	r.Get("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	r.Get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !a.Ready() {
-			http.Error(w, "not ready: no replica is, or the gateway is stopping", http.StatusServiceUnavailable)
+			http.Error(w, "not ready: no replica is, the gateway is stopping, or it still learns from the others", http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = w.Write([]byte("ready\n"))

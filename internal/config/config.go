@@ -16,6 +16,7 @@ import (
 	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/share"
 )
 
 // Config is every setting of the gateway. It is read-only once loaded.
@@ -43,6 +44,7 @@ type Config struct {
 	Replica replica.Config `yaml:"replica"`
 	Router  router.Config  `yaml:"router"`
 	Proxy   proxy.Config   `yaml:"proxy"`
+	Redis   share.Config   `yaml:"redis"`
 
 	// Demo starts that many mock replicas in this process instead of using any.
 	Demo int `yaml:"-"`
@@ -92,7 +94,7 @@ func Default() *Config {
 	return &Config{
 		Listen: ":8080", Admin: "127.0.0.1:9090", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
 		Client:  Client{MaxConnections: 10000, MaxHeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, MaxStreams: 250},
-		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(),
+		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(), Redis: share.DefaultConfig(),
 	}
 }
 
@@ -120,6 +122,7 @@ var keys = map[string]string{
 	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
 	"upload-timeout": "proxy.upload_timeout", "write-timeout": "proxy.write_timeout",
 	"policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+	"redis": "redis.url", "redis-password": "redis.password", "redis-ca": "redis.ca_file", "redis-namespace": "redis.namespace", "redis-channels": "redis.channels", "warm-start": "redis.warm_start",
 }
 
 // Key returns the file's key of a flag, "" if it has none.
@@ -173,6 +176,12 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.StringVar(&c.Proxy.ReplicaAuth, "replica-auth", c.Proxy.ReplicaAuth, "what requests to replicas prove themselves by: client (the client's own key), key (-replica-key), none, or auto: client without -keys-file, key with it (`mode`)")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
+	fs.StringVar(&c.Redis.URL, "redis", c.Redis.URL, "`URL` of the Redis over which several gateways share what they know, as redis://host:port; none shares nothing")
+	fs.StringVar(&c.Redis.Password, "redis-password", c.Redis.Password, "`password` for Redis, if it is not in the URL")
+	fs.StringVar(&c.Redis.CAFile, "redis-ca", c.Redis.CAFile, "`file` with certificates of authorities to trust for rediss://")
+	fs.StringVar(&c.Redis.Namespace, "redis-namespace", c.Redis.Namespace, "`name` of the fleet, the same in all its gateways")
+	fs.StringVar(&c.Redis.Channels, "redis-channels", c.Redis.Channels, "what is shared: `both`, load or prefix (for measurements)")
+	fs.DurationVar(&c.Redis.WarmStart, "warm-start", c.Redis.WarmStart, "longest time to learn from the other gateways before /readyz says yes")
 	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")
 	fs.BoolVar(&c.Check, "check", false, "check the settings and exit")
 	fs.StringVar(&c.HashKey, "hash-key", "", "read an API key from standard input and print its entry for -keys-file under this `name`, and exit")
@@ -246,7 +255,7 @@ func (c *Config) Validate() error {
 	if c.Proxy.ReplicaAuth == proxy.AuthKey && c.Replica.Key == "" {
 		return errors.New("proxy.replica_auth key sends replica.key, which is not set: set it (-replica-key), or replica_auth to none")
 	}
-	for _, check := range []func() error{c.Client.Validate, c.Auth.Validate, checked.Validate, c.Router.Validate, c.Proxy.Validate} {
+	for _, check := range []func() error{c.Client.Validate, c.Auth.Validate, checked.Validate, c.Router.Validate, c.Proxy.Validate, c.Redis.Validate} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/share"
 )
 
 // Gateway is a whole gateway. Use it by New, Start and Stop, or by New and Run.
@@ -36,6 +37,7 @@ type Gateway struct {
 	proxy              *proxy.Proxy
 	certificate        certs.Pair // for clients
 	reloads            reloads
+	share              *share.Share // nil if nothing is shared
 	clients            *http.Server
 	admins             *http.Server
 	onClients, onAdmin net.Listener
@@ -106,6 +108,12 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		return nil, err
 	}
 	g.onStop = append(g.onStop, g.proxy.Close)
+	if cfg.Redis.URL != "" {
+		if g.share, err = share.New(cfg.Redis, log.With("component", "share"), metrics.NewShare(reg), g.pool, route); err != nil {
+			return nil, err
+		}
+		g.onStop = append(g.onStop, g.share.Close)
+	}
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
 	g.reloads.register(reg)
 	use, err := g.prepare(cfg)
@@ -184,7 +192,9 @@ func (g *Gateway) Addr() string {
 func (g *Gateway) AdminAddr() string { return "http://" + g.onAdmin.Addr().String() }
 
 // Ready reports whether the gateway wants traffic.
-func (g *Gateway) Ready() bool { return !g.stopping.Load() && g.pool.Ready() }
+func (g *Gateway) Ready() bool {
+	return !g.stopping.Load() && g.pool.Ready() && (g.share == nil || g.share.Ready())
+}
 
 // Start begins to probe and to serve.
 func (g *Gateway) Start() {
@@ -192,6 +202,9 @@ func (g *Gateway) Start() {
 	g.onStop = append(g.onStop, cancel)
 	g.running.Go(func() { g.pool.Run(ctx) })
 	g.running.Go(func() { g.proxy.Run(ctx) })
+	if g.share != nil {
+		g.running.Go(func() { g.share.Run(ctx) })
+	}
 	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
 		g.running.Go(func() {
 			serve := server.Serve

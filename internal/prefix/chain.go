@@ -201,3 +201,7 @@ func (c *Chain) AnswerAfter(cut int32) int32 {
 	}
 	return 0
 }
+
+// Rules returns a number for the rules by which prompts are cut: chains of gateways
+// that have another have nothing in common.
+func Rules() uint32 { return uint32(xxhash.Sum64String(textRule + " " + tokenRule)) }

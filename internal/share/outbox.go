@@ -1,0 +1,259 @@
+package share
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// Bounds on what waits to be sent. When one is reached the older half is dropped.
+const (
+	maxLoad      = 1 << 14 // events
+	maxHeld      = 1 << 13 // chains and sessions
+	maxHeldBytes = 4 << 20 // of chains
+	maxTold      = 1 << 15 // in each of the two memories of what was told
+)
+
+// outbox takes the router's events, and gives them to the writer. Its lock is held
+// for memory alone: the router's callers wait for it.
+type outbox struct {
+	loads, prefixes bool          // which channels there are
+	wake            chan struct{} // has one while there is load to send
+
+	mu        sync.Mutex
+	load      []router.Event
+	loadSince time.Time // when the oldest of these came
+	open      []router.Event
+	at        map[uint64]int // where a lease is in open
+
+	held       []router.Event // of Holds and Keeps; chains are its own
+	heldBytes  int
+	heldAt     map[fact]int // where one is in held
+	told, past map[fact]knowledge
+	dropped    [2]int // records that nobody was told, by channel, since take
+}
+
+// fact names what a Holds or Keeps event is about.
+type fact struct {
+	replica uint64
+	last    prefix.Hash
+	cuts    int // 0 for a session
+}
+
+// knowledge is what was told of a fact.
+type knowledge uint8
+
+const (
+	itself knowledge = 1 << iota
+	itsPrompt
+	itsAnswer
+)
+
+func newOutbox(loads, prefixes bool) *outbox {
+	return &outbox{
+		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{},
+		heldAt: map[fact]int{}, told: map[fact]knowledge{}, past: map[fact]knowledge{},
+	}
+}
+
+// report is the router's listener.
+func (o *outbox) report(e router.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch e.Kind {
+	case router.Holds, router.Keeps:
+		if o.prefixes {
+			o.hold(e)
+		}
+	default:
+		if o.loads {
+			o.account(e)
+			o.push(e)
+		}
+	}
+}
+
+// account keeps the list of requests under way.
+func (o *outbox) account(e router.Event) {
+	i, known := o.at[e.Lease]
+	switch {
+	case e.Kind == router.Routed && !known:
+		o.at[e.Lease] = len(o.open)
+		o.open = append(o.open, e)
+	case e.Kind == router.FirstSeen && known:
+		o.open[i].Kind = router.FirstSeen
+	case e.Kind == router.Ended && known:
+		last := len(o.open) - 1
+		o.open[i] = o.open[last]
+		o.at[o.open[i].Lease] = i
+		o.open = o.open[:last]
+		delete(o.at, e.Lease)
+	}
+}
+
+func (o *outbox) push(e router.Event) {
+	if len(o.load) >= maxLoad {
+		o.dropped[loadChannel] += maxLoad / 2
+		o.load = o.load[:copy(o.load, o.load[maxLoad/2:])]
+	}
+	if len(o.load) == 0 {
+		o.loadSince = time.Now()
+		select {
+		case o.wake <- struct{}{}:
+		default:
+		}
+	}
+	o.load = append(o.load, e)
+}
+
+// hold keeps an event of the prefix channel, unless nothing of it is news.
+func (o *outbox) hold(e router.Event) {
+	news := itself
+	f := fact{replica: e.Replica, last: e.Session}
+	if e.Kind == router.Holds {
+		if len(e.Chain.Cuts) == 0 {
+			return
+		}
+		f = fact{replica: e.Replica, last: e.Chain.Cuts[len(e.Chain.Cuts)-1].Hash, cuts: len(e.Chain.Cuts)}
+		if e.Prompt > 0 {
+			news |= itsPrompt
+		}
+		if e.Answer > 0 {
+			news |= itsAnswer
+		}
+	}
+	if i, waiting := o.heldAt[f]; waiting {
+		w := &o.held[i]
+		w.Factor, w.Prompt, w.Answer, w.Tokens = e.Factor, max(w.Prompt, e.Prompt), max(w.Answer, e.Answer), e.Tokens
+		o.told[f] |= news
+		return
+	}
+	if (o.told[f]|o.past[f])&news == news {
+		return
+	}
+	if len(o.held) >= maxHeld || o.heldBytes >= maxHeldBytes {
+		o.dropHeld(len(o.held) / 2)
+	}
+	if len(o.told) >= maxTold {
+		o.turn()
+	}
+	if e.Kind == router.Holds {
+		e.Chain = &prefix.Chain{Cuts: slices.Clone(e.Chain.Cuts), Tokens: e.Chain.Tokens, Exact: e.Chain.Exact}
+		o.heldBytes += cutBytes * len(e.Chain.Cuts)
+	}
+	o.told[f] |= news
+	o.heldAt[f] = len(o.held)
+	o.held = append(o.held, e)
+}
+
+const cutBytes = 16
+
+// dropHeld forgets the oldest n events of the prefix channel, and that they were told.
+func (o *outbox) dropHeld(n int) {
+	o.dropped[prefixChannel] += n
+	o.held = slices.Delete(o.held, 0, n)
+	o.heldBytes = 0
+	for f, i := range o.heldAt {
+		if i < n {
+			delete(o.heldAt, f)
+			delete(o.told, f)
+			delete(o.past, f)
+		} else {
+			o.heldAt[f] = i - n
+		}
+	}
+	for i := range o.held {
+		if c := o.held[i].Chain; c != nil {
+			o.heldBytes += cutBytes * len(c.Cuts)
+		}
+	}
+}
+
+// turn forgets what was told before the last turn.
+func (o *outbox) turn() { o.past, o.told = o.told, map[fact]knowledge{} }
+
+// forgetTold has everything told again: Redis has lost it.
+func (o *outbox) forgetTold() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.told, o.past = map[fact]knowledge{}, map[fact]knowledge{}
+}
+
+// rest is turn for the writer.
+func (o *outbox) rest() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.turn()
+}
+
+// takeLoad returns the events that wait, and since when the oldest does. Spare is
+// memory of an earlier call.
+func (o *outbox) takeLoad(spare []router.Event) (events []router.Event, since time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	events, o.load = o.load, spare[:0]
+	return events, o.loadSince
+}
+
+// takeOpen drops the events that wait, and returns in their stead the list of all
+// requests under way, appended to spare.
+func (o *outbox) takeOpen(spare []router.Event) []router.Event {
+	o.mu.Lock()
+	list := append(spare[:0], o.open...)
+	o.load = o.load[:0]
+	o.mu.Unlock()
+	slices.SortFunc(list, func(a, b router.Event) int { // leases near each other are short
+		if a.Lease < b.Lease {
+			return -1
+		}
+		return 1
+	})
+	return list
+}
+
+// takeHeld returns the oldest events of the prefix channel, of about so many bytes.
+func (o *outbox) takeHeld(bytes int) []router.Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := 0
+	for ; n < len(o.held) && bytes > 0; n++ {
+		bytes -= 32
+		if c := o.held[n].Chain; c != nil {
+			bytes -= cutBytes * len(c.Cuts)
+			o.heldBytes -= cutBytes * len(c.Cuts)
+		}
+	}
+	if n == len(o.held) { // as always, unless there is very much
+		events := o.held
+		o.held, o.heldAt = nil, map[fact]int{}
+		return events
+	}
+	events := slices.Clone(o.held[:n])
+	o.held = slices.Delete(o.held, 0, n)
+	for f, i := range o.heldAt {
+		if i < n {
+			delete(o.heldAt, f)
+		} else {
+			o.heldAt[f] = i - n
+		}
+	}
+	return events
+}
+
+// takeDropped returns how many records were dropped since it was last called.
+func (o *outbox) takeDropped() (n [2]int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n, o.dropped = o.dropped, n
+	return n
+}
+
+// waiting returns how many events wait.
+func (o *outbox) waiting() (load, held int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.load), len(o.held)
+}

@@ -1,0 +1,354 @@
+package share
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+
+	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// This file is the format of what gateways tell each other. A stream's entry is one
+// batch: a head and records, of one gateway and channel. A batch can be read without
+// any other, so that a stream may be trimmed anywhere.
+//
+//	head    version 1 byte | cut rule 4 | gateway 8 | number of the batch, uvarint
+//	replica uvarint: n > 0 is the batch's nth, 0 is the next one and followed by its hash, 8
+//	lease   varint: less the lease before it in the batch
+//	record  1 byte, and then
+//	  routed      replica, lease, µs of work, tokens·2 + streamed
+//	  first seen  replica, lease
+//	  ended       replica, lease
+//	  open        how many requests are under way, and routed or first seen for each: all there are
+//	  leave       (nothing)
+//	  holds       replica, exact 1 byte, factor 4, tokens, prompt, answer, n cuts of the
+//	              chain before it in the batch, m cuts more: hash 8, tokens more than the last's
+//	  keeps       replica, session 8, tokens
+//
+// Numbers are uvarints where nothing else is said, fixed ones little-endian.
+const version = 1
+
+const (
+	opRouted byte = iota + 1
+	opFirstSeen
+	opEnded
+	opOpen
+	opLeave
+	opHolds
+	opKeeps
+)
+
+// Bounds on what another's batch may claim. They are far above what is real.
+const (
+	maxReplicas   = 1 << 12
+	maxCuts       = 1 << 15
+	maxBatchCuts  = 1 << 20 // of all its chains together
+	maxTokens     = 1 << 27
+	maxWork       = 24 * 3600 * 1e6 // µs
+	minFactor     = 1.0 / 64
+	maxFactor     = 64
+	headLength    = 1 + 4 + 8
+	maxBatchBytes = 4 << 20
+)
+
+// batch is one on its way out.
+type batch struct {
+	data     []byte
+	records  int
+	replicas map[uint64]uint64 // by hash: number, from 1
+	lease    uint64
+	chain    []prefix.Cut // of the last Holds
+}
+
+func newBatch(gateway, number uint64) *batch {
+	b := &batch{replicas: map[uint64]uint64{}}
+	b.data = append(b.data, version)
+	b.data = binary.LittleEndian.AppendUint32(b.data, prefix.Rules())
+	b.data = binary.LittleEndian.AppendUint64(b.data, gateway)
+	b.data = binary.AppendUvarint(b.data, number)
+	return b
+}
+
+func (b *batch) replica(hash uint64) {
+	if n := b.replicas[hash]; n > 0 {
+		b.data = binary.AppendUvarint(b.data, n)
+		return
+	}
+	b.replicas[hash] = uint64(len(b.replicas) + 1)
+	b.data = append(b.data, 0)
+	b.data = binary.LittleEndian.AppendUint64(b.data, hash)
+}
+
+func (b *batch) number(n int) { b.data = binary.AppendUvarint(b.data, uint64(max(0, n))) }
+
+// load adds an event of the load channel.
+func (b *batch) load(e *router.Event) {
+	b.records++
+	b.data = append(b.data, [...]byte{router.Routed: opRouted, router.FirstSeen: opFirstSeen, router.Ended: opEnded}[e.Kind])
+	b.replica(e.Replica)
+	b.data = binary.AppendVarint(b.data, int64(e.Lease-b.lease))
+	b.lease = e.Lease
+	if e.Kind == router.Routed {
+		b.number(int(min(e.Work*1e6, maxWork)))
+		tokens := min(e.Tokens, maxTokens) * 2
+		if e.Stream {
+			tokens++
+		}
+		b.number(tokens)
+	}
+}
+
+// open adds the list of all requests under way.
+func (b *batch) open(list []router.Event) {
+	b.records++
+	b.data = append(b.data, opOpen)
+	b.number(len(list))
+	for i := range list {
+		b.load(&list[i])
+	}
+}
+
+func (b *batch) leave() {
+	b.records++
+	b.data = append(b.data, opLeave)
+}
+
+// holds adds what a replica holds.
+func (b *batch) holds(e *router.Event) {
+	c := e.Chain
+	b.records++
+	b.data = append(b.data, opHolds)
+	b.replica(e.Replica)
+	exact := byte(0)
+	if c.Exact {
+		exact = 1
+	}
+	b.data = append(b.data, exact)
+	b.data = binary.LittleEndian.AppendUint32(b.data, math.Float32bits(float32(e.Factor)))
+	b.number(int(c.Tokens))
+	b.number(e.Prompt)
+	b.number(e.Answer)
+	same := 0
+	for same < min(len(c.Cuts), len(b.chain)) && c.Cuts[same] == b.chain[same] {
+		same++
+	}
+	b.number(same)
+	b.number(len(c.Cuts) - same)
+	tokens := int32(0)
+	if same > 0 {
+		tokens = c.Cuts[same-1].Tokens
+	}
+	for _, cut := range c.Cuts[same:] {
+		b.data = binary.LittleEndian.AppendUint64(b.data, uint64(cut.Hash))
+		b.number(int(cut.Tokens - tokens))
+		tokens = cut.Tokens
+	}
+	b.chain = c.Cuts
+}
+
+// keeps adds where a session belongs.
+func (b *batch) keeps(e *router.Event) {
+	b.records++
+	b.data = append(b.data, opKeeps)
+	b.replica(e.Replica)
+	b.data = binary.LittleEndian.AppendUint64(b.data, uint64(e.Session))
+	b.number(e.Tokens)
+}
+
+// head is what a batch says of itself.
+type head struct {
+	rule    uint32
+	gateway uint64
+	number  uint64
+}
+
+var (
+	errVersion   = errors.New("it has a format of another version")
+	errMalformed = errors.New("it cannot be read")
+)
+
+// listener takes what a batch holds. What it is given is valid during the call alone.
+type listener interface {
+	event(*router.Event)
+	open([]router.Event)
+	leave()
+}
+
+// reader reads a batch. Its methods return zeros once it has failed.
+type reader struct {
+	data     []byte
+	failed   bool
+	replicas []uint64
+	lease    uint64
+	chain    prefix.Chain
+	cuts     int // of all chains
+}
+
+// readHead returns a batch's head and a reader of its records.
+func readHead(data []byte) (h head, r *reader, err error) {
+	if len(data) == 0 || len(data) > maxBatchBytes {
+		return h, nil, errMalformed
+	}
+	if data[0] != version {
+		return h, nil, errVersion
+	}
+	if len(data) < headLength {
+		return h, nil, errMalformed
+	}
+	h.rule, h.gateway = binary.LittleEndian.Uint32(data[1:]), binary.LittleEndian.Uint64(data[5:])
+	r = &reader{data: data[headLength:]}
+	h.number = r.uvarint(math.MaxUint64)
+	if r.failed {
+		return h, nil, errMalformed
+	}
+	return h, r, nil
+}
+
+// records tells all records to l, up to the first that cannot be read, and returns
+// how many there were.
+func (r *reader) records(l listener) (n int, err error) {
+	for len(r.data) > 0 {
+		op := r.byte()
+		e := router.Event{}
+		switch op {
+		case opRouted, opFirstSeen, opEnded:
+			r.load(op, &e)
+		case opOpen:
+			list := r.list()
+			if !r.failed {
+				l.open(list)
+			}
+		case opLeave:
+			l.leave()
+		case opHolds:
+			r.holds(&e)
+		case opKeeps:
+			e.Kind, e.Replica = router.Keeps, r.replica()
+			e.Session = prefix.Hash(r.uint64())
+			e.Tokens = int(r.uvarint(maxTokens))
+		default:
+			r.failed = true
+		}
+		if r.failed {
+			return n, errMalformed
+		}
+		if op != opOpen && op != opLeave {
+			l.event(&e)
+		}
+		n++
+	}
+	return n, nil
+}
+
+func (r *reader) load(op byte, e *router.Event) {
+	e.Replica = r.replica()
+	r.lease += uint64(r.varint())
+	e.Lease = r.lease
+	switch op {
+	case opRouted:
+		e.Kind = router.Routed
+		e.Work = float64(r.uvarint(maxWork)) / 1e6
+		tokens := r.uvarint(2*maxTokens + 1)
+		e.Tokens, e.Stream = int(tokens/2), tokens%2 == 1
+	case opFirstSeen:
+		e.Kind = router.FirstSeen
+	default:
+		e.Kind = router.Ended
+	}
+}
+
+func (r *reader) list() (list []router.Event) {
+	n := r.uvarint(uint64(len(r.data)) / 3) // what each takes at least
+	for range n {
+		op := r.byte()
+		if op != opRouted && op != opFirstSeen {
+			r.failed = true
+			return nil
+		}
+		var e router.Event
+		r.load(op, &e)
+		if r.failed {
+			return nil
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+func (r *reader) holds(e *router.Event) {
+	e.Kind, e.Replica = router.Holds, r.replica()
+	r.chain.Exact = r.byte() == 1
+	e.Factor = float64(math.Float32frombits(r.uint32()))
+	r.chain.Tokens = int32(r.uvarint(maxTokens))
+	e.Prompt, e.Answer = int(r.uvarint(maxTokens)), int(r.uvarint(maxTokens))
+	same := r.uvarint(uint64(len(r.chain.Cuts)))
+	more := r.uvarint(uint64(min(maxCuts, len(r.data)/9)))
+	r.cuts += int(same + more)
+	if !(e.Factor >= minFactor && e.Factor <= maxFactor) || same+more > maxCuts || r.cuts > maxBatchCuts {
+		r.failed = true
+	}
+	if r.failed {
+		return
+	}
+	r.chain.Cuts = r.chain.Cuts[:same]
+	tokens := r.chain.UpTo(int32(same) - 1)
+	for range more {
+		hash := prefix.Hash(r.uint64())
+		tokens += int32(r.uvarint(uint64(maxTokens - tokens)))
+		r.chain.Cuts = append(r.chain.Cuts, prefix.Cut{Hash: hash, Tokens: tokens})
+	}
+	e.Chain = &r.chain
+}
+
+func (r *reader) replica() uint64 {
+	n := r.uvarint(uint64(len(r.replicas)))
+	switch {
+	case r.failed:
+		return 0
+	case n > 0:
+		return r.replicas[n-1]
+	case len(r.replicas) == maxReplicas:
+		r.failed = true
+		return 0
+	}
+	hash := r.uint64()
+	r.replicas = append(r.replicas, hash)
+	return hash
+}
+
+// take returns the next n bytes, or zeros if there are not so many.
+func (r *reader) take(n int) []byte {
+	if len(r.data) < n || r.failed {
+		r.failed, r.data = true, nil
+		return make([]byte, n)
+	}
+	b := r.data[:n]
+	r.data = r.data[n:]
+	return b
+}
+
+func (r *reader) byte() byte     { return r.take(1)[0] }
+func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
+func (r *reader) uint64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
+
+// uvarint reads a number that is not above limit.
+func (r *reader) uvarint(limit uint64) uint64 {
+	v, n := binary.Uvarint(r.data)
+	if n <= 0 || v > limit {
+		r.failed = true
+		return 0
+	}
+	r.take(n)
+	return v
+}
+
+func (r *reader) varint() int64 {
+	v, n := binary.Varint(r.data)
+	if n <= 0 {
+		r.failed = true
+		return 0
+	}
+	r.take(n)
+	return v
+}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,13 +12,8 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/internal/config"
-	"github.com/warmpath/warmpath/internal/mockvllm"
 	"github.com/warmpath/warmpath/test/redistest"
 )
-
-// raceEnabled is true with the race detector, under which this machine is too slow for
-// bursts.
-var raceEnabled bool
 
 // sharing makes a gateway share over a Redis URL.
 func sharing(url string) func(*config.Config) {
@@ -159,46 +153,6 @@ func TestSessionsAndResponsesGoOnAtTheOtherGateway(t *testing.T) {
 		if a := gates[1].must(chatPath, talk("anything"), "X-Session-Id", fmt.Sprint("s", i)); a.replica() != f.replica {
 			t.Errorf("session %d goes on at %s, it belongs to %s", i, a.replica(), f.replica)
 		}
-	}
-}
-
-// TestABurstOfOneNewPromptSpreads sends 500 requests with one new beginning within
-// 10 ms to four gateways over eight replicas.
-func TestABurstOfOneNewPromptSpreads(t *testing.T) {
-	if raceEnabled {
-		t.Skip("it takes the race detector longer than the burst lasts to send it")
-	}
-	redis := redistest.Start(t)
-	_, urls := mocks(t, 8, func(c *mockvllm.Config) { c.PrefillPerToken = 125 * time.Microsecond })
-	gates := startSharing(t, 4, "redis://"+redis.Addr, urls...)
-	counts := map[string]int{}
-	cached, all := 0, 0
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	body := `{"model":"mock","max_tokens":2,"messages":[{"role":"system","content":` + quote(words(77, 32_000)) + `},{"role":"user","content":"hi"}]}`
-	for i := range 500 {
-		wg.Go(func() {
-			pass(t, time.Now(), time.Duration(rand.IntN(10))*time.Millisecond)
-			a := gates[i%4].ask(chatPath, body)
-			mu.Lock()
-			defer mu.Unlock()
-			if a.status != http.StatusOK {
-				t.Errorf("status %d", a.status)
-				return
-			}
-			counts[a.replica()]++
-			cached, all = cached+chatCached(parse(t, a.body)), all+chatPrompt(parse(t, a.body))
-		})
-	}
-	wg.Wait()
-	busiest := 0
-	for _, n := range counts {
-		busiest = max(busiest, n)
-	}
-	hit := float64(cached) / float64(all)
-	t.Logf("busiest %.2f × the mean, hit rate %.3f", float64(busiest)*8/500, hit)
-	if float64(busiest) > 1.5*500/8 || hit < 0.97 {
-		t.Errorf("the busiest has %d of 500 (mean 62.5), hit rate %.3f: %v", busiest, hit, counts)
 	}
 }
 
@@ -410,7 +364,9 @@ func TestRedisInTroubleCostsNoRequest(t *testing.T) {
 	f("a password", func(s *redistest.Server, _ *redistest.Link) {
 		s.Do("ACL", "SETUSER", "default", "resetpass", ">secret")
 		s.Try("-a", "secret", "CLIENT", "KILL", "TYPE", "normal")
-	}, func(s *redistest.Server, _ *redistest.Link) { s.Do("-a", "secret", "--no-auth-warning", "ACL", "SETUSER", "default", "nopass") }, true)
+	}, func(s *redistest.Server, _ *redistest.Link) {
+		s.Do("-a", "secret", "--no-auth-warning", "ACL", "SETUSER", "default", "nopass")
+	}, true)
 }
 
 // TestEveryKeyExpires, is in one place of a Cluster, and is found without a search.

@@ -162,7 +162,7 @@ func (h *hearing) end(ctx context.Context, key string) (id streamID, err error) 
 // know waits a little for the replicas to tell what they are: nobody else's word
 // about an engine counts before.
 func (h *hearing) know(ctx context.Context) {
-	for limit := time.Now().Add(h.cfg.WarmStart / 2); time.Now().Before(limit) && !h.pool.Set().Complete; {
+	for limit := time.Now().Add(h.cfg.WarmStart / 2); time.Now().Before(limit) && !h.fleet().Complete; {
 		if !pause(ctx, 10*time.Millisecond) {
 			return
 		}
@@ -172,7 +172,7 @@ func (h *hearing) know(ctx context.Context) {
 
 // introduce makes the router know the replicas.
 func (h *hearing) introduce() {
-	if set := h.pool.Set(); set != h.set {
+	if set := h.fleet(); set != h.set {
 		h.set = set
 		for _, r := range set.Replicas {
 			h.router.Know(r)

@@ -92,7 +92,7 @@ const (
 type Share struct {
 	cfg     Config
 	log     *slog.Logger
-	pool    *replica.Pool
+	fleet   func() *replica.Set
 	router  *router.Router
 	metrics *metrics.Share
 	client  redis.UniversalClient
@@ -106,8 +106,9 @@ type Share struct {
 	trouble trouble
 }
 
-// New returns a share of what the router does and learns. It connects in [Share.Run].
-func New(cfg Config, log *slog.Logger, m *metrics.Share, pool *replica.Pool, r *router.Router) (*Share, error) {
+// New returns a share of what the router does and learns about the fleet, which is
+// asked for as it changes. It connects in [Share.Run].
+func New(cfg Config, log *slog.Logger, m *metrics.Share, fleet func() *replica.Set, r *router.Router) (*Share, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -116,7 +117,7 @@ func New(cfg Config, log *slog.Logger, m *metrics.Share, pool *replica.Pool, r *
 		return nil, err
 	}
 	s := &Share{
-		cfg: cfg, log: log, pool: pool, router: r, metrics: m, client: redis.NewUniversalClient(options),
+		cfg: cfg, log: log, fleet: fleet, router: r, metrics: m, client: redis.NewUniversalClient(options),
 		out: newOutbox(cfg.Channels != Prefix, cfg.Channels != Load), warmed: make(chan struct{}),
 		trouble: trouble{log: log},
 	}

@@ -34,9 +34,11 @@ lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) run --build-tags e2e ./test/...
 
-e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
+e2e: ## against real vLLM replicas on this machine's CPU, and real Redis servers; installs them on first use (8 GB)
 	test/vllm/setup.sh
-	$(GO) test -tags e2e -count=1 -v -timeout 25m ./test/e2e/
+	command -v redis-server || apt-get install -y redis-server
+	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 ./internal/share
+	WARMPATH_NEED_REDIS=1 $(GO) test -tags e2e -count=1 -v -timeout 25m ./test/e2e/
 
 chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then restarts and 2,000 streams
 	$(GO) test -count=1 -v -timeout 20m ./test/chaos -chaos $(CHAOS)

@@ -120,7 +120,7 @@ func (a *Admin) drain(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("there is no replica %q: GET /replicas lists the ids", id), http.StatusNotFound)
 		return
 	}
-	replica.Drain(on)
+	a.Pool.Drain(replica, on)
 	w.WriteHeader(http.StatusNoContent)
 }
 

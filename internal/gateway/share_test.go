@@ -338,7 +338,9 @@ func TestRedisInTroubleCostsNoRequest(t *testing.T) {
 			_, _, after := c.since()
 			c.end()
 			t.Logf("%d requests meanwhile; P99 %v before and %v meanwhile; cached of follow-ups %.3f before and %.3f after", n, before, during, good, after)
-			if n < 50 || during > 400*time.Millisecond {
+			// A request that waited for Redis would wait half a second at least; on a machine
+			// that is busy with other tests, all take longer.
+			if n < 50 || during > max(400*time.Millisecond, 3*before) {
 				t.Errorf("%d requests while Redis was in trouble, P99 %v (%v before)", n, during, before)
 			}
 			if after < good-0.02 {
@@ -461,5 +463,49 @@ func TestRollingRestartKeepsFollowUpsAtHome(t *testing.T) {
 		if during := hit(2 + i); during < 0.95*before {
 			t.Errorf("cached after gateway %d was replaced: %.3f, %.3f before", i, during, before)
 		}
+	}
+}
+
+// TestDrainsAndBadNewsGetAbout: a drain at one gateway holds at all, at one that starts
+// later too; what one finds to be down another probes at once and believes if it is so.
+func TestDrainsAndBadNewsGetAbout(t *testing.T) {
+	redis := redistest.Start(t)
+	url := "redis://" + redis.Addr
+	one, two := newWorker(t, fine(t)), newWorker(t, fine(t))
+	seldom := func(c *config.Config) {
+		c.Redis.URL, c.Replica.ProbeInterval, c.Router.Policy = url, time.Hour, "round-robin"
+	}
+	a, b := start(t, seldom, one.url, two.url), start(t, seldom, one.url, two.url)
+	a.meets(1)
+	b.meets(1)
+	order := func(g *gate, what string) {
+		t.Helper()
+		resp, err := g.client.Post(g.AdminAddr()+"/replicas/"+one.id+"/"+what, "", nil)
+		if err != nil || whole(resp).status != http.StatusNoContent {
+			t.Fatal(err)
+		}
+	}
+	up := func(g *gate, n float64) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%v are up", n), func() bool { return g.metric("warmpath_replica_up") == n })
+	}
+	order(a, "drain")
+	up(b, 1)
+	late := startUnready(t, seldom, one.url, two.url)
+	eventually(t, "the third is ready", late.Ready)
+	up(late, 1)
+	order(b, "undrain")
+	up(a, 2)
+	up(late, 2)
+
+	one.sick.Store(true)
+	one.answer(func(w http.ResponseWriter, _ *http.Request) { reset(w) })
+	for range 20 {
+		a.must(chatPath, streamReq)
+	}
+	up(a, 1)
+	up(b, 1)
+	if n := b.metric("warmpath_retries_total"); n != 0 {
+		t.Errorf("the other found out by %v requests of its own", n)
 	}
 }

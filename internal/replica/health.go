@@ -70,6 +70,17 @@ func (r *Replica) Failed(f Fault) {
 	e.probeSoon()
 }
 
+// Doubt has the replica probed soon: somebody else found that it is not well, which
+// is no proof that it is not from here.
+func (r *Replica) Doubt() { r.endpoint.probeSoon() }
+
+// unwell tells of every replica behind the endpoint.
+func (e *endpoint) unwell() {
+	for _, r := range e.replicas {
+		e.pool.notify(Event{Kind: Unwell, Replica: r})
+	}
+}
+
 // Succeeded says that a request got its whole answer from the replica.
 func (r *Replica) Succeeded() {
 	if r.endpoint.faults.Load() != 0 {
@@ -126,6 +137,7 @@ func (e *endpoint) wait(now time.Time, asked bool) time.Duration {
 			e.hold, e.markedAt = now.Add(holdOf(e.marks)), now
 			e.marks++
 			e.pool.log.Warn("replica is marked down by failing requests", "replica", e.url.Host)
+			e.unwell()
 		}
 		return e.hold.Sub(now)
 	case asked: // it is looked for anyway

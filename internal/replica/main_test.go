@@ -116,9 +116,10 @@ func newFixture(t *testing.T, cfg Config) *fixture {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		name := strings.Replace(e.Replica.ID, e.Replica.URL.Host, "host", 1)
-		if e.Kind == Told {
+		switch e.Kind {
+		case Told:
 			f.events = append(f.events, fmt.Sprintf("%s told %dx%d", name, e.Facts.Blocks, e.Facts.BlockSize))
-		} else {
+		case Emptied:
 			f.events = append(f.events, name+" emptied")
 		}
 	})

@@ -108,11 +108,14 @@ type Kind uint8
 
 // The kinds of events.
 const (
-	Told    Kind = iota // the replica told its block size and count
-	Emptied             // its KV cache is empty: it restarted, slept or was reset
+	Told      Kind = iota // the replica told its block size and count
+	Emptied               // its KV cache is empty: it restarted, slept or was reset
+	Unwell                // its requests or a probe show that it is not well
+	Drained               // an operator keeps requests away from it
+	Undrained             // or lets them come again
 )
 
-// Event is something a probe found out about a replica's cache.
+// Event is something that became known of a replica.
 type Event struct {
 	Kind    Kind
 	Replica *Replica
@@ -198,6 +201,16 @@ func (p *Pool) Replica(id string) *Replica {
 		}
 	}
 	return nil
+}
+
+// Drain is [Replica.Drain] by an operator, which is an event.
+func (p *Pool) Drain(r *Replica, on bool) {
+	r.Drain(on)
+	kind := Undrained
+	if on {
+		kind = Drained
+	}
+	p.notify(Event{Kind: kind, Replica: r})
 }
 
 // Ready reports whether any replica can answer.

@@ -147,6 +147,7 @@ func (e *endpoint) report(was int32, err error) {
 		e.hold = time.Time{}
 		if e.state.Swap(down) != down {
 			log.Warn("replica is down", "err", err)
+			e.unwell()
 		}
 	}
 }

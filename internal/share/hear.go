@@ -348,6 +348,29 @@ func (h *hearing) event(e *router.Event) {
 // open applies a list of requests under way.
 func (h *hearing) open(list []router.Event) { h.router.Open(h.from, list, time.Now()) }
 
+// notice applies a word about a replica. That it is not well is checked, not believed.
+func (h *hearing) notice(n notice) {
+	for _, r := range h.fleet().Replicas {
+		if r.Hash != n.replica {
+			continue
+		}
+		switch n.kind {
+		case isUnwell:
+			if r.Ready() {
+				r.Doubt()
+			}
+		case wasDrained:
+			r.Drain(true)
+		case wasUndrained:
+			r.Drain(false)
+		case isDrained:
+			if !h.settled { // later it may have been undone here
+				r.Drain(true)
+			}
+		}
+	}
+}
+
 // leave takes a gateway for gone.
 func (h *hearing) leave() { h.forget(h.from) }
 

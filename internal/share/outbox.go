@@ -14,6 +14,7 @@ const (
 	maxLoad      = 1 << 14 // events
 	maxHeld      = 1 << 13 // chains and sessions
 	maxHeldBytes = 4 << 20 // of chains
+	maxNotices   = 1 << 10
 	maxTold      = 1 << 15 // in each of the two memories of what was told
 )
 
@@ -27,6 +28,7 @@ type outbox struct {
 	load      []router.Event
 	loadSince time.Time // when the oldest of these came
 	open      []router.Event
+	notices   []notice
 	at        map[uint64]int // where a lease is in open
 
 	held       []router.Event // of Holds and Keeps; chains are its own
@@ -76,6 +78,32 @@ func (o *outbox) report(e router.Event) {
 	}
 }
 
+// notice keeps a word about a replica to be sent.
+func (o *outbox) notice(n notice) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.loads || len(o.notices) >= maxNotices {
+		return
+	}
+	o.notices = append(o.notices, n)
+	o.rouse()
+}
+
+func (o *outbox) rouse() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// takeNotices returns the words that wait.
+func (o *outbox) takeNotices() (list []notice) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	list, o.notices = o.notices, nil
+	return list
+}
+
 // account keeps the list of requests under way.
 func (o *outbox) account(e router.Event) {
 	i, known := o.at[e.Lease]
@@ -101,10 +129,7 @@ func (o *outbox) push(e router.Event) {
 	}
 	if len(o.load) == 0 {
 		o.loadSince = time.Now()
-		select {
-		case o.wake <- struct{}{}:
-		default:
-		}
+		o.rouse()
 	}
 	o.load = append(o.load, e)
 }

@@ -25,6 +25,7 @@ import (
 //	  holds       replica, exact 1 byte, factor 4, tokens, prompt, answer, n cuts of the
 //	              chain before it in the batch, m cuts more: hash 8, tokens more than the last's
 //	  keeps       replica, session 8, tokens
+//	  notice      replica, kind 1 byte
 //
 // Numbers are uvarints where nothing else is said, fixed ones little-endian.
 const version = 1
@@ -37,7 +38,23 @@ const (
 	opLeave
 	opHolds
 	opKeeps
+	opNotice
 )
+
+// Kinds of notices.
+const (
+	isUnwell     byte = iota // it should be probed
+	wasDrained               // an operator keeps requests away from it
+	wasUndrained             // or lets them come again
+	isDrained                // the first is still so: told once a second to those that start
+	noticeKinds
+)
+
+// notice is a word about a replica.
+type notice struct {
+	replica uint64
+	kind    byte
+}
 
 // Bounds on what another's batch may claim. They are far above what is real.
 const (
@@ -156,6 +173,15 @@ func (b *batch) keeps(e *router.Event) {
 	b.number(e.Tokens)
 }
 
+func (b *batch) notices(list []notice) {
+	for _, n := range list {
+		b.records++
+		b.data = append(b.data, opNotice)
+		b.replica(n.replica)
+		b.data = append(b.data, n.kind)
+	}
+}
+
 // head is what a batch says of itself.
 type head struct {
 	rule    uint32
@@ -173,6 +199,7 @@ type listener interface {
 	event(*router.Event)
 	open([]router.Event)
 	leave()
+	notice(notice)
 }
 
 // reader reads a batch. Its methods return zeros once it has failed.
@@ -227,13 +254,18 @@ func (r *reader) records(l listener) (n int, err error) {
 			e.Kind, e.Replica = router.Keeps, r.replica()
 			e.Session = prefix.Hash(r.uint64())
 			e.Tokens = int(r.uvarint(maxTokens))
+		case opNotice:
+			n := notice{r.replica(), r.byte()}
+			if r.failed = r.failed || n.kind >= noticeKinds; !r.failed {
+				l.notice(n)
+			}
 		default:
 			r.failed = true
 		}
 		if r.failed {
 			return n, errMalformed
 		}
-		if op != opOpen && op != opLeave {
+		if op != opOpen && op != opLeave && op != opNotice {
 			l.event(&e)
 		}
 		n++

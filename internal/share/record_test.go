@@ -16,6 +16,7 @@ type heard struct {
 	events []router.Event
 	lists  [][]router.Event
 	left   int
+	words  []notice
 }
 
 func (h *heard) event(e *router.Event) {
@@ -27,6 +28,7 @@ func (h *heard) event(e *router.Event) {
 }
 
 func (h *heard) open(list []router.Event) { h.lists = append(h.lists, list) }
+func (h *heard) notice(n notice)          { h.words = append(h.words, n) }
 func (h *heard) leave()                   { h.left++ }
 
 func chain(tokens int32, hashes ...prefix.Hash) *prefix.Chain {
@@ -65,19 +67,21 @@ func TestBatchesAreReadAsTheyWereWritten(t *testing.T) {
 		b.holds(&held[i])
 	}
 	b.keeps(&keeps)
+	words := []notice{{7, isUnwell}, {99, isDrained}}
+	b.notices(words)
 	b.leave()
 	h, r, err := readHead(b.data)
 	if err != nil || h != (head{prefix.Rules(), 42, 17}) {
 		t.Fatal(h, err)
 	}
 	got := &heard{}
-	if n, err := r.records(got); err != nil || n != 12 {
+	if n, err := r.records(got); err != nil || n != 14 {
 		t.Fatal(n, err)
 	}
 	if want := append(append(load, held...), keeps); !reflect.DeepEqual(got.events, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got.events, want)
 	}
-	if !reflect.DeepEqual(got.lists, [][]router.Event{open, nil}) || got.left != 1 {
+	if !reflect.DeepEqual(got.lists, [][]router.Event{open, nil}) || got.left != 1 || !reflect.DeepEqual(got.words, words) {
 		t.Errorf("got lists %+v, left %d", got.lists, got.left)
 	}
 }
@@ -147,6 +151,7 @@ func FuzzRecords(f *testing.F) {
 	b.holds(&router.Event{Kind: router.Holds, Replica: 7, Chain: chain(128, 1, 2, 3, 4), Factor: 1, Prompt: 5, Answer: 6})
 	b.holds(&router.Event{Kind: router.Holds, Replica: 7, Chain: chain(128, 1, 2, 5), Factor: 1})
 	b.keeps(&router.Event{Kind: router.Keeps, Replica: 7, Session: 5, Tokens: 6})
+	b.notices([]notice{{7, wasDrained}})
 	b.leave()
 	f.Add(b.data)
 	f.Fuzz(func(t *testing.T, data []byte) {

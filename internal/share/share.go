@@ -132,6 +132,18 @@ func New(cfg Config, log *slog.Logger, m *metrics.Share, fleet func() *replica.S
 	return s, nil
 }
 
+// Notice tells the others what became known of a replica, if it concerns them.
+func (s *Share) Notice(e replica.Event) {
+	switch e.Kind {
+	case replica.Unwell:
+		s.out.notice(notice{e.Replica.Hash, isUnwell})
+	case replica.Drained:
+		s.out.notice(notice{e.Replica.Hash, wasDrained})
+	case replica.Undrained:
+		s.out.notice(notice{e.Replica.Hash, wasUndrained})
+	}
+}
+
 // Run shares until ctx ends; then it tells the others that this gateway leaves.
 func (s *Share) Run(ctx context.Context) {
 	var wg sync.WaitGroup

@@ -128,14 +128,18 @@ func (t *telling) exec(ctx context.Context, p redis.Pipeliner) error {
 func (t *telling) tellLoad(ctx context.Context) error {
 	events, since := t.out.takeLoad(t.spare)
 	t.spare = events
-	if len(events) == 0 {
+	notices := t.out.takeNotices()
+	if len(events)+len(notices) == 0 {
 		return nil
 	}
 	b := t.begin(loadChannel)
+	b.notices(notices)
 	for i := range events {
 		b.load(&events[i])
 	}
-	t.echoes.note(t.numbers[loadChannel], since)
+	if len(events) > 0 {
+		t.echoes.note(t.numbers[loadChannel], since)
+	}
 	p := t.client.Pipeline()
 	t.add(ctx, p, loadChannel, b.data)
 	if err := t.exec(ctx, p); err != nil {
@@ -156,6 +160,8 @@ func (t *telling) tellRest(ctx context.Context) error {
 		b := t.begin(loadChannel)
 		t.spare = t.out.takeOpen(t.spare)
 		b.open(t.spare)
+		b.notices(t.out.takeNotices())
+		b.notices(t.drained())
 		t.echoes.note(t.numbers[loadChannel], time.Now())
 		records[loadChannel] = b.records
 		t.add(ctx, p, loadChannel, b.data)
@@ -186,6 +192,16 @@ func (t *telling) tellRest(ctx context.Context) error {
 		t.metrics.RecordsOut[channel].Add(float64(n))
 	}
 	return nil
+}
+
+// drained returns which replicas are kept without requests.
+func (t *telling) drained() (list []notice) {
+	for _, r := range t.fleet().Replicas {
+		if r.Draining() {
+			list = append(list, notice{r.Hash, isDrained})
+		}
+	}
+	return list
 }
 
 // held returns a batch of what the prefix channel has to tell, nil if it is nothing.

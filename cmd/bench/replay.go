@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -25,7 +26,8 @@ import (
 const replayUsage = `usage: bench replay -endpoint URL[,URL] [flags]
 
 The arrivals of bench simulate with the same seed, sent over HTTP to any server of OpenAI's API, whether it keeps up or
-not; the same table. With several URLs, one after another. Beside them, -simulate runs the same requests in virtual time:
+not; the same table. With several URLs, one after another; url+url sends in turn to both, as a load balancer
+does. Beside them, -simulate runs the same requests in virtual time:
 
   for port in 8201 8202 8203 8204; do mockvllm -preset 8b -listen 127.0.0.1:$port & done
   gateway $(printf -- '-replica http://127.0.0.1:%d ' 8201 8202 8203 8204) &
@@ -55,7 +57,7 @@ type replayFlags struct {
 func (f *replayFlags) parse(args []string) error {
 	fs := flag.NewFlagSet("bench replay", flag.ContinueOnError)
 	fs.Usage = func() { _, _ = io.WriteString(fs.Output(), replayUsage); fs.PrintDefaults() }
-	fs.StringVar(&f.endpoints, "endpoint", "", "base `URLs` of servers, separated by commas; required")
+	fs.StringVar(&f.endpoints, "endpoint", "", "base `URLs` of servers, separated by commas; those joined by + get requests in turn and are one row; required")
 	fs.StringVar(&f.model, "model", "mock", "model `name` to ask for")
 	fs.StringVar(&f.token, "token", "", "bearer `token`")
 	f.header = http.Header{}
@@ -228,17 +230,25 @@ func stretch(d time.Duration, scale float64) time.Duration {
 
 // send replays the workload against one server.
 func (f *replayFlags) send(ctx context.Context, w lab.Workload, endpoint string) (*replayed, error) {
-	client, err := bench.New(bench.Config{Endpoint: endpoint, Token: f.token, Header: f.header, Timeout: f.timeout})
-	if err != nil {
-		return nil, err
+	var clients []*bench.Client
+	for url := range strings.SplitSeq(endpoint, "+") {
+		client, err := bench.New(bench.Config{Endpoint: url, Token: f.token, Header: f.header, Timeout: f.timeout})
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		clients = append(clients, client)
 	}
-	defer client.Close()
+	var turn atomic.Uint64
+	inTurn := func(ctx context.Context, call bench.Call) bench.Answer {
+		return clients[turn.Add(1)%uint64(len(clients))].Send(ctx, call)
+	}
 	requests := f.requests(w)
 	p := &prompts{model: f.model, vocabulary: f.vocabulary, chat: f.as == "chat"}
 	turns, total := p.turns(requests)
 	var tally bench.Tally
 	bar := newProgress(f.progress, endpoint, "requests", total)
-	loop := bench.Loop{Send: client.Send, InFlight: f.inFlight, Done: func(a bench.Answer, dropped int) {
+	loop := bench.Loop{Send: inTurn, InFlight: f.inFlight, Done: func(a bench.Answer, dropped int) {
 		tally.Add(a, dropped)
 		bar.step(1+dropped, tally.Failed())
 	}}

@@ -458,6 +458,7 @@ func TestRollingRestartKeepsFollowUpsAtHome(t *testing.T) {
 		if err := gates[i].Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		within(t, 2*time.Second, "its leaving is known before silence tells", func() bool { return gates[1-i].metric("warmpath_share_peers") == 0 })
 		gates[i] = start(t, sharing(url), urls...)
 		eventually(t, "the new gateway is ready", gates[i].Ready)
 		if during := hit(2 + i); during < 0.95*before {

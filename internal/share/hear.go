@@ -277,8 +277,10 @@ func (h *hearing) look(ctx context.Context) error {
 		}
 		was := h.lengths[c]
 		h.lengths[c] = *info
-		if parseID(info.LastGeneratedID).before(h.last[c]) {
-			h.last[c] = streamID{}
+		if end := parseID(info.LastGeneratedID); end.before(h.last[c]) {
+			if h.last[c] = end; c == prefixChannel {
+				h.last[c] = streamID{} // of what is there, all may be news
+			}
 		}
 		if c == prefixChannel && (info.Length < was.Length/2 || info.EntriesAdded < was.EntriesAdded) {
 			h.out.forgetTold() // whoever starts now would miss it

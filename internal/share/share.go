@@ -102,6 +102,7 @@ type Share struct {
 	out     *outbox
 	echoes  echoes
 	ready   atomic.Bool
+	running atomic.Bool
 	warmed  chan struct{} // closed when the warm start is over
 	trouble trouble
 }
@@ -146,6 +147,7 @@ func (s *Share) Notice(e replica.Event) {
 
 // Run shares until ctx ends; then it tells the others that this gateway leaves.
 func (s *Share) Run(ctx context.Context) {
+	s.running.Store(true)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.wait(ctx) })
 	wg.Go(func() { newHearing(s).run(ctx) })
@@ -171,7 +173,11 @@ func (s *Share) wait(ctx context.Context) {
 }
 
 // Close ends what New began, if Run was never called.
-func (s *Share) Close() { _ = s.client.Close() }
+func (s *Share) Close() {
+	if !s.running.Load() { // Run still has to say that this gateway leaves
+		_ = s.client.Close()
+	}
+}
 
 // Ready reports whether the warm start is over.
 func (s *Share) Ready() bool { return s.ready.Load() }

@@ -70,6 +70,9 @@ func (t *telling) run(ctx context.Context) {
 		}
 		t.count()
 		if err == nil {
+			if t.failing {
+				t.log.Info("Redis takes what this gateway sends again")
+			}
 			t.failing = false
 			t.metrics.Telling.Set(1)
 			t.again.reset()

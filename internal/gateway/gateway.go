@@ -113,7 +113,7 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	}
 	g.onStop = append(g.onStop, g.proxy.Close)
 	if cfg.Redis.URL != "" {
-		if g.share, err = share.New(cfg.Redis, log.With("component", "share"), metrics.NewShare(reg), g.pool.Set, route); err != nil {
+		if g.share, err = share.New(cfg.Redis, log.With("component", "share"), metrics.NewShare(reg), g.pool, route); err != nil {
 			return nil, err
 		}
 		g.onStop = append(g.onStop, g.share.Close)

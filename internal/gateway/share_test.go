@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -508,5 +512,54 @@ func TestDrainsAndBadNewsGetAbout(t *testing.T) {
 	up(b, 1)
 	if n := b.metric("warmpath_retries_total"); n != 0 {
 		t.Errorf("the other found out by %v requests of its own", n)
+	}
+}
+
+// TestEachReplicasMetricsAreReadByOneGateway, of three; when that one goes another does.
+func TestEachReplicasMetricsAreReadByOneGateway(t *testing.T) {
+	redis := redistest.Start(t)
+	var reads atomic.Int32
+	var urls []string
+	for range 4 {
+		m := newMock(t, nil)
+		target, err := url.Parse(m.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		front := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+			if r.In.URL.Path == "/metrics" {
+				reads.Add(1)
+			}
+			r.SetURL(target)
+		}})
+		t.Cleanup(front.Close)
+		urls = append(urls, front.URL)
+	}
+	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections) // the proxies'
+	var gates []*gate
+	for range 3 {
+		gates = append(gates, start(t, func(c *config.Config) {
+			c.Redis.URL, c.Replica.ProbeInterval, c.Replica.ScrapeInterval = "redis://"+redis.Addr, 100*time.Millisecond, time.Second
+		}, urls...))
+	}
+	rate := func() float64 {
+		pass(t, time.Now(), 2*time.Second) // until all have settled
+		reads.Store(0)
+		pass(t, time.Now(), 4*time.Second)
+		return float64(reads.Load()) / 4 / float64(len(urls))
+	}
+	for _, g := range gates {
+		g.meets(2)
+	}
+	if n := rate(); n < 0.5 || n > 1.5 {
+		t.Errorf("each replica's metrics are read %.2f times a second by three gateways, want about once", n)
+	}
+	for _, g := range gates[1:] {
+		if err := g.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := rate(); n < 0.5 || n > 1.5 {
+		t.Errorf("each replica's metrics are read %.2f times a second by the one that is left", n)
 	}
 }

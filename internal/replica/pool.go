@@ -110,6 +110,7 @@ type Kind uint8
 const (
 	Told      Kind = iota // the replica told its block size and count
 	Emptied               // its KV cache is empty: it restarted, slept or was reset
+	Scraped               // its metrics were read, here
 	Unwell                // its requests or a probe show that it is not well
 	Drained               // an operator keeps requests away from it
 	Undrained             // or lets them come again
@@ -134,6 +135,7 @@ type Pool struct {
 	key         atomic.Pointer[string]
 
 	set       atomic.Pointer[Set]
+	owns      atomic.Pointer[func(*Replica) bool]
 	mu        sync.Mutex // guards endpoints' models and replicas, and the making of a Set
 	endpoints []*endpoint
 	replicas  []*Replica // all that ever were, by slot
@@ -201,6 +203,21 @@ func (p *Pool) Replica(id string) *Replica {
 		}
 	}
 	return nil
+}
+
+// Owned leaves the reading of metrics to other gateways, but for the replicas that
+// owns says are this one's, as long as the others tell by [Pool.Heard].
+func (p *Pool) Owned(owns func(*Replica) bool) { p.owns.Store(&owns) }
+
+// Heard takes what another gateway read on a replica's metrics page a moment ago.
+func (p *Pool) Heard(r *Replica, f Facts) {
+	f.At = time.Now()
+	r.endpoint.telling.Lock()
+	defer r.endpoint.telling.Unlock()
+	if old := r.facts.Load(); old == nil || old.Start == f.Start && f.Prompt < old.Prompt && f.At.Sub(old.At) < p.cfg.ScrapeInterval {
+		return // it never told here, or what was read here is newer
+	}
+	r.endpoint.publish(r, f)
 }
 
 // Drain is [Replica.Drain] by an operator, which is an event.

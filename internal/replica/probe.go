@@ -10,17 +10,19 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // endpoint is one address, behind which there are one or more engines.
 type endpoint struct {
-	pool   *Pool
-	url    *url.URL
-	soon   chan struct{}
-	state  atomic.Int32
-	faults atomic.Uint32 // that requests showed since the last success
+	pool    *Pool
+	url     *url.URL
+	soon    chan struct{}
+	state   atomic.Int32
+	telling sync.Mutex    // held while facts are published
+	faults  atomic.Uint32 // that requests showed since the last success
 
 	// Written by watch alone, with pool.mu held.
 	models   []card
@@ -168,7 +170,7 @@ func (e *endpoint) probe(ctx context.Context) error {
 		return fmt.Errorf("GET /v1/models: %w", err)
 	}
 	state := e.state.Load()
-	if state == ready && time.Since(e.scraped) < e.pool.cfg.ScrapeInterval {
+	if state == ready && (time.Since(e.scraped) < e.pool.cfg.ScrapeInterval || e.spared()) {
 		e.pool.learn(e, models, 0)
 		return nil
 	}
@@ -203,18 +205,41 @@ func (e *endpoint) scrape(ctx context.Context) []Facts {
 	return byRank
 }
 
-// tell publishes facts, and what they show to have happened to the caches.
+// spared reports whether another gateway reads the metrics, and has told of them
+// lately.
+func (e *endpoint) spared() bool {
+	owns := e.pool.owns.Load()
+	if owns == nil || e.blind || e.scraped.IsZero() || (*owns)(e.replicas[0]) {
+		return false
+	}
+	for _, r := range e.replicas {
+		if time.Since(r.Facts().At) > 2*e.pool.cfg.ScrapeInterval {
+			return false
+		}
+	}
+	return true
+}
+
+// tell publishes facts that were read here.
 func (e *endpoint) tell(byRank []Facts) {
+	e.telling.Lock()
+	defer e.telling.Unlock()
 	for i := range byRank {
-		r, now := e.replicas[i], byRank[i]
-		old := r.facts.Swap(&now)
-		if now.Blocks > 0 && (old == nil || old.BlockSize != now.BlockSize || old.Blocks != now.Blocks) {
-			e.pool.notify(Event{Kind: Told, Replica: r, Facts: now})
-		}
-		if old != nil && emptied(*old, now) {
-			e.pool.log.Info("replica's cache is empty", "replica", r.ID)
-			e.pool.notify(Event{Kind: Emptied, Replica: r, Facts: now})
-		}
+		e.publish(e.replicas[i], byRank[i])
+		e.pool.notify(Event{Kind: Scraped, Replica: e.replicas[i], Facts: byRank[i]})
+	}
+}
+
+// publish takes a replica's facts, and tells what they show to have happened to its
+// cache. The caller holds telling.
+func (e *endpoint) publish(r *Replica, now Facts) {
+	old := r.facts.Swap(&now)
+	if now.Blocks > 0 && (old == nil || old.BlockSize != now.BlockSize || old.Blocks != now.Blocks) {
+		e.pool.notify(Event{Kind: Told, Replica: r, Facts: now})
+	}
+	if old != nil && emptied(*old, now) {
+		e.pool.log.Info("replica's cache is empty", "replica", r.ID)
+		e.pool.notify(Event{Kind: Emptied, Replica: r, Facts: now})
 	}
 }
 

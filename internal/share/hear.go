@@ -162,7 +162,7 @@ func (h *hearing) end(ctx context.Context, key string) (id streamID, err error) 
 // know waits a little for the replicas to tell what they are: nobody else's word
 // about an engine counts before.
 func (h *hearing) know(ctx context.Context) {
-	for limit := time.Now().Add(h.cfg.WarmStart / 2); time.Now().Before(limit) && !h.fleet().Complete; {
+	for limit := time.Now().Add(h.cfg.WarmStart / 2); time.Now().Before(limit) && !h.pool.Set().Complete; {
 		if !pause(ctx, 10*time.Millisecond) {
 			return
 		}
@@ -172,7 +172,7 @@ func (h *hearing) know(ctx context.Context) {
 
 // introduce makes the router know the replicas.
 func (h *hearing) introduce() {
-	if set := h.fleet(); set != h.set {
+	if set := h.pool.Set(); set != h.set {
 		h.set = set
 		for _, r := range set.Replicas {
 			h.router.Know(r)
@@ -352,7 +352,7 @@ func (h *hearing) open(list []router.Event) { h.router.Open(h.from, list, time.N
 
 // notice applies a word about a replica. That it is not well is checked, not believed.
 func (h *hearing) notice(n notice) {
-	for _, r := range h.fleet().Replicas {
+	for _, r := range h.pool.Set().Replicas {
 		if r.Hash != n.replica {
 			continue
 		}
@@ -369,6 +369,15 @@ func (h *hearing) notice(n notice) {
 			if !h.settled { // later it may have been undone here
 				r.Drain(true)
 			}
+		}
+	}
+}
+
+// facts takes what a replica told another gateway.
+func (h *hearing) facts(hash uint64, f replica.Facts) {
+	for _, r := range h.pool.Set().Replicas {
+		if r.Hash == hash {
+			h.pool.Heard(r, f)
 		}
 	}
 }
@@ -423,6 +432,7 @@ func (h *hearing) deal() {
 	}
 	ids = append(ids, h.id)
 	slices.Sort(ids)
+	h.members.Store(&ids)
 	h.router.Peers(slices.Index(ids, h.id), len(ids), h.lag())
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -29,7 +30,8 @@ type outbox struct {
 	loadSince time.Time // when the oldest of these came
 	open      []router.Event
 	notices   []notice
-	at        map[uint64]int // where a lease is in open
+	facts     map[uint64]replica.Facts // what was read here, by replica
+	at        map[uint64]int           // where a lease is in open
 
 	held       []router.Event // of Holds and Keeps; chains are its own
 	heldBytes  int
@@ -56,7 +58,7 @@ const (
 
 func newOutbox(loads, prefixes bool) *outbox {
 	return &outbox{
-		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{},
+		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{}, facts: map[uint64]replica.Facts{},
 		heldAt: map[fact]int{}, told: map[fact]knowledge{}, past: map[fact]knowledge{},
 	}
 }
@@ -102,6 +104,23 @@ func (o *outbox) takeNotices() (list []notice) {
 	defer o.mu.Unlock()
 	list, o.notices = o.notices, nil
 	return list
+}
+
+// scraped keeps what a replica's metrics say to be sent.
+func (o *outbox) scraped(hash uint64, f replica.Facts) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.loads {
+		o.facts[hash] = f
+	}
+}
+
+// takeFacts returns what was read since it was last called.
+func (o *outbox) takeFacts() (facts map[uint64]replica.Facts) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	facts, o.facts = o.facts, map[uint64]replica.Facts{}
+	return facts
 }
 
 // account keeps the list of requests under way.

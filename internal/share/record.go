@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -26,6 +27,8 @@ import (
 //	              chain before it in the batch, m cuts more: hash 8, tokens more than the last's
 //	  keeps       replica, session 8, tokens
 //	  notice      replica, kind 1 byte
+//	  facts       replica, tokens in a block, blocks, sleeping 1 byte, start 8, running 8, waiting 8,
+//	              usage 8, prompt tokens 8, cached ones 8: IEEE 754
 //
 // Numbers are uvarints where nothing else is said, fixed ones little-endian.
 const version = 1
@@ -39,6 +42,7 @@ const (
 	opHolds
 	opKeeps
 	opNotice
+	opFacts
 )
 
 // Kinds of notices.
@@ -182,6 +186,35 @@ func (b *batch) notices(list []notice) {
 	}
 }
 
+func (b *batch) facts(hash uint64, f replica.Facts) {
+	b.records++
+	b.data = append(b.data, opFacts)
+	b.replica(hash)
+	b.number(f.BlockSize)
+	b.number(f.Blocks)
+	sleeping := byte(0)
+	if f.Sleeping {
+		sleeping = 1
+	}
+	b.data = append(b.data, sleeping)
+	for _, v := range [...]float64{f.Start, f.Running, f.Waiting, f.Usage, f.Prompt, f.Cached} {
+		b.data = binary.LittleEndian.AppendUint64(b.data, math.Float64bits(v))
+	}
+}
+
+func (r *reader) facts() (hash uint64, f replica.Facts) {
+	hash = r.replica()
+	f.BlockSize, f.Blocks = int(r.uvarint(math.MaxInt32)), int(r.uvarint(math.MaxInt32))
+	f.Sleeping = r.byte() == 1
+	for _, v := range [...]*float64{&f.Start, &f.Running, &f.Waiting, &f.Usage, &f.Prompt, &f.Cached} {
+		*v = math.Float64frombits(r.uint64())
+		if !(*v >= 0 && *v <= math.MaxFloat64) {
+			r.failed = true
+		}
+	}
+	return hash, f
+}
+
 // head is what a batch says of itself.
 type head struct {
 	rule    uint32
@@ -200,6 +233,7 @@ type listener interface {
 	open([]router.Event)
 	leave()
 	notice(notice)
+	facts(hash uint64, f replica.Facts)
 }
 
 // reader reads a batch. Its methods return zeros once it has failed.
@@ -259,13 +293,18 @@ func (r *reader) records(l listener) (n int, err error) {
 			if r.failed = r.failed || n.kind >= noticeKinds; !r.failed {
 				l.notice(n)
 			}
+		case opFacts:
+			hash, f := r.facts()
+			if !r.failed {
+				l.facts(hash, f)
+			}
 		default:
 			r.failed = true
 		}
 		if r.failed {
 			return n, errMalformed
 		}
-		if op != opOpen && op != opLeave && op != opNotice {
+		if op <= opEnded || op == opHolds || op == opKeeps {
 			l.event(&e)
 		}
 		n++

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/warmpath/warmpath/internal/prefix"
+	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -17,6 +18,7 @@ type heard struct {
 	lists  [][]router.Event
 	left   int
 	words  []notice
+	pages  []replica.Facts
 }
 
 func (h *heard) event(e *router.Event) {
@@ -27,9 +29,10 @@ func (h *heard) event(e *router.Event) {
 	h.events = append(h.events, event)
 }
 
-func (h *heard) open(list []router.Event) { h.lists = append(h.lists, list) }
-func (h *heard) notice(n notice)          { h.words = append(h.words, n) }
-func (h *heard) leave()                   { h.left++ }
+func (h *heard) open(list []router.Event)        { h.lists = append(h.lists, list) }
+func (h *heard) notice(n notice)                 { h.words = append(h.words, n) }
+func (h *heard) facts(_ uint64, f replica.Facts) { h.pages = append(h.pages, f) }
+func (h *heard) leave()                          { h.left++ }
 
 func chain(tokens int32, hashes ...prefix.Hash) *prefix.Chain {
 	c := &prefix.Chain{Tokens: tokens * int32(len(hashes))}
@@ -69,19 +72,21 @@ func TestBatchesAreReadAsTheyWereWritten(t *testing.T) {
 	b.keeps(&keeps)
 	words := []notice{{7, isUnwell}, {99, isDrained}}
 	b.notices(words)
+	page := replica.Facts{BlockSize: 16, Blocks: 4096, Sleeping: true, Start: 1.7e9, Running: 3, Waiting: 4, Usage: 0.5, Prompt: 1e9, Cached: 5e8}
+	b.facts(7, page)
 	b.leave()
 	h, r, err := readHead(b.data)
 	if err != nil || h != (head{prefix.Rules(), 42, 17}) {
 		t.Fatal(h, err)
 	}
 	got := &heard{}
-	if n, err := r.records(got); err != nil || n != 14 {
+	if n, err := r.records(got); err != nil || n != 15 {
 		t.Fatal(n, err)
 	}
 	if want := append(append(load, held...), keeps); !reflect.DeepEqual(got.events, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got.events, want)
 	}
-	if !reflect.DeepEqual(got.lists, [][]router.Event{open, nil}) || got.left != 1 || !reflect.DeepEqual(got.words, words) {
+	if !reflect.DeepEqual(got.lists, [][]router.Event{open, nil}) || got.left != 1 || !reflect.DeepEqual(got.words, words) || !reflect.DeepEqual(got.pages, []replica.Facts{page}) {
 		t.Errorf("got lists %+v, left %d", got.lists, got.left)
 	}
 }
@@ -152,6 +157,7 @@ func FuzzRecords(f *testing.F) {
 	b.holds(&router.Event{Kind: router.Holds, Replica: 7, Chain: chain(128, 1, 2, 5), Factor: 1})
 	b.keeps(&router.Event{Kind: router.Keeps, Replica: 7, Session: 5, Tokens: 6})
 	b.notices([]notice{{7, wasDrained}})
+	b.facts(7, replica.Facts{Blocks: 5})
 	b.leave()
 	f.Add(b.data)
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -16,10 +16,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/warmpath/warmpath/internal/metrics"
@@ -87,12 +89,38 @@ const (
 	prefixChannel = metrics.PrefixChannel
 )
 
+// Pool is what sharing needs of a [replica.Pool]; tests have replicas without a network.
+type Pool interface {
+	Set() *replica.Set
+	Owned(func(*replica.Replica) bool)
+	Heard(*replica.Replica, replica.Facts)
+}
+
+// owns reports whether it is this gateway that reads a replica's metrics: each of
+// the gateways that live ranks highest by a hash for its part of the replicas.
+func (s *Share) owns(r *replica.Replica) bool {
+	members := s.members.Load()
+	if members == nil {
+		return true
+	}
+	mine := rank(s.id, r.Hash)
+	return !slices.ContainsFunc(*members, func(id uint64) bool { return rank(id, r.Hash) > mine })
+}
+
+func rank(gateway, replica uint64) uint64 {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], gateway)
+	binary.LittleEndian.PutUint64(b[8:], replica)
+	return xxhash.Sum64(b[:])
+}
+
 // Share exchanges what one gateway knows with the others. Make it with [New], run it
 // with [Share.Run].
 type Share struct {
 	cfg     Config
 	log     *slog.Logger
-	fleet   func() *replica.Set
+	pool    Pool
+	members atomic.Pointer[[]uint64] // the gateways that live, this one included
 	router  *router.Router
 	metrics *metrics.Share
 	client  redis.UniversalClient
@@ -107,9 +135,9 @@ type Share struct {
 	trouble trouble
 }
 
-// New returns a share of what the router does and learns about the fleet, which is
-// asked for as it changes. It connects in [Share.Run].
-func New(cfg Config, log *slog.Logger, m *metrics.Share, fleet func() *replica.Set, r *router.Router) (*Share, error) {
+// New returns a share of what the router does and learns about the
+// pool's replicas. It connects in [Share.Run].
+func New(cfg Config, log *slog.Logger, m *metrics.Share, pool Pool, r *router.Router) (*Share, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -118,7 +146,7 @@ func New(cfg Config, log *slog.Logger, m *metrics.Share, fleet func() *replica.S
 		return nil, err
 	}
 	s := &Share{
-		cfg: cfg, log: log, fleet: fleet, router: r, metrics: m, client: redis.NewUniversalClient(options),
+		cfg: cfg, log: log, pool: pool, router: r, metrics: m, client: redis.NewUniversalClient(options),
 		out: newOutbox(cfg.Channels != Prefix, cfg.Channels != Load), warmed: make(chan struct{}),
 		trouble: trouble{log: log},
 	}
@@ -130,12 +158,17 @@ func New(cfg Config, log *slog.Logger, m *metrics.Share, fleet func() *replica.S
 	s.keys = [2]string{loadChannel: prefix + "load", prefixChannel: prefix + "prefix"}
 	s.lease = fmt.Sprintf("%sgw:%016x", prefix, s.id)
 	r.Report(s.out.report)
+	if cfg.Channels != Prefix {
+		pool.Owned(s.owns)
+	}
 	return s, nil
 }
 
 // Notice tells the others what became known of a replica, if it concerns them.
 func (s *Share) Notice(e replica.Event) {
 	switch e.Kind {
+	case replica.Scraped:
+		s.out.scraped(e.Replica.Hash, e.Facts)
 	case replica.Unwell:
 		s.out.notice(notice{e.Replica.Hash, isUnwell})
 	case replica.Drained:

@@ -31,6 +31,13 @@ type member struct {
 	log    *lines
 }
 
+// still is a pool that nothing happens in.
+type still struct{ set *replica.Set }
+
+func (s still) Set() *replica.Set                   { return s.set }
+func (still) Owned(func(*replica.Replica) bool)     {}
+func (still) Heard(*replica.Replica, replica.Facts) {}
+
 // lines is a log that can be read while it is written.
 type lines struct {
 	mu  sync.Mutex
@@ -66,7 +73,7 @@ func join(t testing.TB, url string, n int) (m *member, leave func()) {
 	cfg := DefaultConfig()
 	cfg.URL = url
 	set := &replica.Set{Replicas: m.model.Replicas, Complete: true}
-	m.Share, err = New(cfg, slog.New(slog.NewTextHandler(m.log, nil)), metrics.NewShare(prometheus.NewRegistry()), func() *replica.Set { return set }, m.router)
+	m.Share, err = New(cfg, slog.New(slog.NewTextHandler(m.log, nil)), metrics.NewShare(prometheus.NewRegistry()), still{set}, m.router)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,9 +116,9 @@ func (m *member) acquire(t testing.TB, p *prefix.Prompt) *router.Lease {
 	return l
 }
 
-// TestABurstOfOneNewPromptSpreads has four gateways choose for 500 requests of one new
-// beginning within ten milliseconds.
-func TestABurstOfOneNewPromptSpreads(t *testing.T) {
+// TestABurstIsComputedOnceOnEachReplicaAndCountedEverywhere has four gateways choose for
+// 500 requests of one new beginning within ten milliseconds.
+func TestABurstIsComputedOnceOnEachReplicaAndCountedEverywhere(t *testing.T) {
 	const gateways, replicas, requests = 4, 8, 500
 	redis := redistest.Start(t)
 	var members []*member
@@ -155,9 +162,9 @@ func TestABurstOfOneNewPromptSpreads(t *testing.T) {
 	}
 	hit := 1 - float64(len(cold))/requests // what each computes once, the others find
 	t.Logf("chosen within %v: busiest %.2f × the mean, hit rate %.3f", took, float64(busiest)*replicas/requests, hit)
-	// How evenly depends on when each has heard what of the others (internal/lab holds
-	// the bound at fixed lags); nobody hearing of anybody would be 8 ×.
-	if float64(busiest) > 4*requests/replicas || hit < 0.97 {
+	// How evenly is the policy's, and depends on when each has heard what of the others:
+	// internal/lab holds a bound at fixed lags.
+	if hit < 0.97 {
 		t.Errorf("busiest %d of %d: %v, hit rate %.3f", busiest, requests, counts, hit)
 	}
 	for _, m := range members {

@@ -165,6 +165,9 @@ func (t *telling) tellRest(ctx context.Context) error {
 		b.open(t.spare)
 		b.notices(t.out.takeNotices())
 		b.notices(t.drained())
+		for hash, f := range t.out.takeFacts() {
+			b.facts(hash, f)
+		}
 		t.echoes.note(t.numbers[loadChannel], time.Now())
 		records[loadChannel] = b.records
 		t.add(ctx, p, loadChannel, b.data)
@@ -199,7 +202,7 @@ func (t *telling) tellRest(ctx context.Context) error {
 
 // drained returns which replicas are kept without requests.
 func (t *telling) drained() (list []notice) {
-	for _, r := range t.fleet().Replicas {
+	for _, r := range t.pool.Set().Replicas {
 		if r.Draining() {
 			list = append(list, notice{r.Hash, isDrained})
 		}

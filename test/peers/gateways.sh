@@ -34,7 +34,7 @@ for run in ${RUNS:-1:both 2:both 4:both 8:both 4:load 4:prefix 4:none}; do
     for ((g = 0; g < count; g++)); do curl -s "http://127.0.0.1:$((base + 11 + 2 * g))/metrics"; done |
       awk '/^warmpath_share_sent_bytes_total/ {bytes += $2} /^warmpath_share_lag_seconds_sum/ {sum += $2} /^warmpath_share_lag_seconds_count/ {n += $2}
            /^warmpath_requests_total/ {requests += $2} /^warmpath_share_gaps_total/ {gaps += $2}
-           END {printf "  sent %.0f bytes a request, mean lag %.1f ms, gaps %d\n", bytes / requests, 1000 * sum / n, gaps}'
+           END {printf "  sent %.0f bytes a request, mean lag %.1f ms, gaps %d\n", bytes / requests, n ? 1000 * sum / n : 0, gaps}'
     redis-cli -p $base info commandstats | tr -d '\r' | awk -F'[:=,]' '/cmdstat/ {printf "  %s %s", substr($1, 9), $3} END {print ""}'
   fi
   stop

@@ -256,8 +256,9 @@ func (x *Index) followAll(c *Chain, s int) *step {
 	return nil
 }
 
-// Undo takes back a [Index.Reserve] whose request never began to be computed.
-func (x *Index) Undo(c *Chain, s int) {
+// Undo takes back a [Index.Reserve] whose request never began to be computed. It
+// reports whether any of c counts as held by that no longer.
+func (x *Index) Undo(c *Chain, s int) (gone bool) {
 	x.follow(c, s)
 	t := &x.slots[s]
 	for _, st := range slices.Backward(x.path) {
@@ -268,10 +269,13 @@ func (x *Index) Undo(c *Chain, s int) {
 		case g.pending > 0 || g.confirmed == g.depth:
 		case g.confirmed == 0:
 			x.drop(t, id)
+			gone = true
 		default:
 			x.cutTo(t, g, x.edges.get(g.edge), g.confirmed)
+			gone = true
 		}
 	}
+	return gone
 }
 
 // Withdraw takes back that slot s holds c, as far as no other touch says it.

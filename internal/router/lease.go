@@ -159,10 +159,13 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	if o.End == Completed && !o.Prefilled {
 		l.confirm() // an answer that was not streamed
 	} else if !o.Prefilled && !l.emptied() {
+		gone := false
 		for i := range l.req.Prompt.Chains {
-			r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot)
+			gone = r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot) || gone
 		}
-		l.tellPrompt(Event{Kind: Dropped})
+		if gone {
+			l.tellPrompt(Event{Kind: Dropped})
+		}
 	}
 	switch {
 	case o.End == Failed && !o.Prefilled:

@@ -173,7 +173,7 @@ func (r *Router) Open(peer uint64, open []Event, now time.Time) {
 	for i := range open {
 		e := &open[i]
 		s := r.byHash[e.Replica]
-		if s == nil {
+		if s == nil || !e.plausible() {
 			continue
 		}
 		listed[e.Lease] = true

@@ -341,7 +341,7 @@ func (h *hearing) meet(channel int, head head) bool {
 
 // event applies a record.
 func (h *hearing) event(e *router.Event) {
-	if h.foreign && e.Kind == router.Holds {
+	if h.foreign && (e.Kind == router.Holds || e.Kind == router.Dropped) {
 		return // its chains mean something else
 	}
 	h.router.Apply(h.from, e, time.Now())

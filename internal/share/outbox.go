@@ -72,6 +72,10 @@ func (o *outbox) report(e router.Event) {
 		if o.prefixes {
 			o.hold(e)
 		}
+	case router.Dropped:
+		if o.prefixes {
+			o.withdraw(e)
+		}
 	default:
 		if o.loads {
 			o.account(e)
@@ -161,7 +165,7 @@ func (o *outbox) hold(e router.Event) {
 		if len(e.Chain.Cuts) == 0 {
 			return
 		}
-		f = fact{replica: e.Replica, last: e.Chain.Cuts[len(e.Chain.Cuts)-1].Hash, cuts: len(e.Chain.Cuts)}
+		f = factOf(e)
 		if e.Prompt > 0 {
 			news |= itsPrompt
 		}
@@ -171,6 +175,7 @@ func (o *outbox) hold(e router.Event) {
 	}
 	if i, waiting := o.heldAt[f]; waiting {
 		w := &o.held[i]
+		w.Kind = e.Kind // it may have been withdrawn
 		w.Factor, w.Prompt, w.Answer, w.Tokens = e.Factor, max(w.Prompt, e.Prompt), max(w.Answer, e.Answer), e.Tokens
 		o.told[f] |= news
 		return
@@ -178,17 +183,43 @@ func (o *outbox) hold(e router.Event) {
 	if (o.told[f]|o.past[f])&news == news {
 		return
 	}
-	if len(o.held) >= maxHeld || o.heldBytes >= maxHeldBytes {
-		o.dropHeld(len(o.held) / 2)
-	}
 	if len(o.told) >= maxTold {
 		o.turn()
 	}
-	if e.Kind == router.Holds {
+	o.keep(f, e)
+	o.told[f] |= news
+}
+
+// factOf names what an event about a prompt, which has cuts, is about.
+func factOf(e router.Event) fact {
+	return fact{replica: e.Replica, last: e.Chain.Cuts[len(e.Chain.Cuts)-1].Hash, cuts: len(e.Chain.Cuts)}
+}
+
+// withdraw takes back that a replica holds a prompt, if anybody was or will be told.
+func (o *outbox) withdraw(e router.Event) {
+	if len(e.Chain.Cuts) == 0 {
+		return
+	}
+	f := factOf(e)
+	known := (o.told[f]|o.past[f])&itself != 0
+	delete(o.told, f)
+	delete(o.past, f)
+	if i, waiting := o.heldAt[f]; waiting {
+		o.held[i].Kind, o.held[i].Prompt, o.held[i].Answer = router.Dropped, 0, 0
+	} else if known {
+		o.keep(f, e)
+	}
+}
+
+// keep puts an event at the end of what is to be sent.
+func (o *outbox) keep(f fact, e router.Event) {
+	if len(o.held) >= maxHeld || o.heldBytes >= maxHeldBytes {
+		o.dropHeld(len(o.held) / 2)
+	}
+	if e.Chain != nil {
 		e.Chain = &prefix.Chain{Cuts: slices.Clone(e.Chain.Cuts), Tokens: e.Chain.Tokens, Exact: e.Chain.Exact}
 		o.heldBytes += cutBytes * len(e.Chain.Cuts)
 	}
-	o.told[f] |= news
 	o.heldAt[f] = len(o.held)
 	o.held = append(o.held, e)
 }

@@ -2,6 +2,7 @@ package share
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/warmpath/warmpath/internal/prefix"
@@ -123,4 +124,36 @@ func BenchmarkReport(b *testing.B) {
 			o.takeHeld(1 << 22)
 		}
 	}
+}
+
+func TestWhatNeverCameIsTakenBackFromThoseWhoWereTold(t *testing.T) {
+	o := newOutbox(true, true)
+	holds := func(kind router.EventKind) {
+		o.report(router.Event{Kind: kind, Replica: 1, Chain: chain(128, 1, 2, 3), Factor: 1})
+	}
+	take := func(want ...router.EventKind) {
+		t.Helper()
+		var got []router.EventKind
+		for _, e := range o.takeHeld(1 << 20) {
+			got = append(got, e.Kind)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	holds(router.Dropped) // nobody was told
+	take()
+	holds(router.Holds)
+	holds(router.Dropped) // before it was sent
+	take(router.Dropped)
+	holds(router.Holds)
+	take(router.Holds)
+	holds(router.Holds)
+	take() // that is known
+	holds(router.Dropped)
+	take(router.Dropped)
+	holds(router.Holds) // it is no longer known
+	holds(router.Dropped)
+	holds(router.Holds)
+	take(router.Holds)
 }

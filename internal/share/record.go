@@ -23,7 +23,7 @@ import (
 //	  ended       replica, lease
 //	  open        how many requests are under way, and routed or first seen for each: all there are
 //	  leave       (nothing)
-//	  holds       replica, exact 1 byte, factor 4, tokens, prompt, answer, n cuts of the
+//	  holds       replica, flags 1 byte (1 exact, 2 dropped), factor 4, tokens, prompt, answer, n cuts of the
 //	              chain before it in the batch, m cuts more: hash 8, tokens more than the last's
 //	  keeps       replica, session 8, tokens
 //	  notice      replica, kind 1 byte
@@ -43,6 +43,12 @@ const (
 	opKeeps
 	opNotice
 	opFacts
+)
+
+// Flags of holds.
+const (
+	isExact   byte = 1
+	isDropped byte = 2
 )
 
 // Kinds of notices.
@@ -141,11 +147,14 @@ func (b *batch) holds(e *router.Event) {
 	b.records++
 	b.data = append(b.data, opHolds)
 	b.replica(e.Replica)
-	exact := byte(0)
+	flags := byte(0)
 	if c.Exact {
-		exact = 1
+		flags |= isExact
 	}
-	b.data = append(b.data, exact)
+	if e.Kind == router.Dropped {
+		flags |= isDropped
+	}
+	b.data = append(b.data, flags)
 	b.data = binary.LittleEndian.AppendUint32(b.data, math.Float32bits(float32(e.Factor)))
 	b.number(int(c.Tokens))
 	b.number(e.Prompt)
@@ -349,7 +358,11 @@ func (r *reader) list() (list []router.Event) {
 
 func (r *reader) holds(e *router.Event) {
 	e.Kind, e.Replica = router.Holds, r.replica()
-	r.chain.Exact = r.byte() == 1
+	flags := r.byte()
+	r.chain.Exact = flags&isExact != 0
+	if flags&isDropped != 0 {
+		e.Kind = router.Dropped
+	}
 	e.Factor = float64(math.Float32frombits(r.uint32()))
 	r.chain.Tokens = int32(r.uvarint(maxTokens))
 	e.Prompt, e.Answer = int(r.uvarint(maxTokens)), int(r.uvarint(maxTokens))

@@ -56,6 +56,7 @@ func TestBatchesAreReadAsTheyWereWritten(t *testing.T) {
 		{Kind: router.Holds, Replica: 7, Chain: chain(128, 1, 2, 3, 4), Factor: 1, Prompt: 600, Answer: 20},
 		{Kind: router.Holds, Replica: 8, Chain: chain(128, 1, 2, 9), Factor: 1.25},
 		{Kind: router.Holds, Replica: 7, Chain: exact, Factor: 1},
+		{Kind: router.Dropped, Replica: 7, Chain: exact, Factor: 1},
 		{Kind: router.Holds, Replica: 7, Chain: chain(128, 1<<63), Factor: 0.5},
 	}
 	keeps := router.Event{Kind: router.Keeps, Replica: 7, Session: 1<<63 + 5, Tokens: 700}
@@ -80,7 +81,7 @@ func TestBatchesAreReadAsTheyWereWritten(t *testing.T) {
 		t.Fatal(h, err)
 	}
 	got := &heard{}
-	if n, err := r.records(got); err != nil || n != 15 {
+	if n, err := r.records(got); err != nil || n != 16 {
 		t.Fatal(n, err)
 	}
 	if want := append(append(load, held...), keeps); !reflect.DeepEqual(got.events, want) {

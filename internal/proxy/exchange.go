@@ -409,6 +409,7 @@ var identity = []string{"identity"}
 func (x *exchange) finish(end router.End) {
 	x.p.watch.end(&x.attempt)
 	x.lease.Done(x.meter.outcome(end), time.Now())
+	x.meter.gap = x.lease.Gap()
 	x.lease, x.ended = nil, end
 }
 

@@ -49,6 +49,7 @@ type slot struct {
 	decoding   int     // requests prefilled and not done
 	last       time.Time
 	mine       bool // it is of this gateway's part of the replicas
+	doubt      doubt
 
 	pace     float64
 	samples  int

@@ -399,6 +399,7 @@ func (r *Router) Emptied(rep *replica.Replica) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.index.Reset(rep.Slot)
+	r.slot(rep).doubt = doubt{}
 }
 
 // State is what the router believes about one replica.

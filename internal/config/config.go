@@ -74,7 +74,7 @@ var keys = map[string]string{
 	"attempts": "proxy.attempts", "retry-time": "proxy.retry_time", "retry-budget": "proxy.retry_budget",
 	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
 	"upload-timeout": "proxy.upload_timeout", "write-timeout": "proxy.write_timeout",
-	"policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+	"metric-models": "proxy.metric_models", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
 
 // Key returns the file's key of a flag, "" if it has none.
@@ -111,6 +111,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Proxy.EventTimeout, "event-timeout", c.Proxy.EventTimeout, "time that a replica may be silent within an answer, the prefill included; 0 is for ever")
 	fs.DurationVar(&c.Proxy.UploadTimeout, "upload-timeout", c.Proxy.UploadTimeout, "time that a client may be silent while it sends a request; 0 is for ever")
 	fs.DurationVar(&c.Proxy.WriteTimeout, "write-timeout", c.Proxy.WriteTimeout, "time that a client may not take what is sent to it; 0 is for ever")
+	fs.IntVar(&c.Proxy.MetricModels, "metric-models", c.Proxy.MetricModels, "how many `models` have metrics of their own; the others share the name other")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
 	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")

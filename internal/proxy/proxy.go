@@ -53,6 +53,9 @@ type Config struct {
 	// PolicyHeader lets a request choose its policy by the header X-Warmpath-Policy.
 	// Load tests need it; clients should not have it.
 	PolicyHeader bool `yaml:"policy_header"`
+	// MetricModels is how many models have series of their own; the others share the
+	// name "other".
+	MetricModels int `yaml:"metric_models"`
 	// DecisionHeaders puts the reason of the choice and the predicted tokens on responses.
 	DecisionHeaders bool `yaml:"decision_headers"`
 }
@@ -63,7 +66,7 @@ func DefaultConfig() Config {
 		MaxBodyBytes: 64 << 20, MaxBufferedBytes: 1 << 30, MaxInFlight: 10_000,
 		Attempts: 3, RetryTime: 2 * time.Minute, RetryBudget: 0.2,
 		ConnectTimeout: 5 * time.Second, HeaderTimeout: 15 * time.Minute, EventTimeout: 5 * time.Minute,
-		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute,
+		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100,
 	}
 }
 
@@ -90,6 +93,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("write_timeout must not be negative, but is %v", c.WriteTimeout)
 	case c.MaxInFlight < 0:
 		return fmt.Errorf("max_in_flight must not be negative, but is %d", c.MaxInFlight)
+	case c.MetricModels < 0:
+		return fmt.Errorf("metric_models must not be negative, but is %d", c.MetricModels)
 	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < c.MaxBodyBytes:
 		return fmt.Errorf("max_buffered_bytes must be at least max_body_bytes, %d, not %d", c.MaxBodyBytes, c.MaxBufferedBytes)
 	}
@@ -161,7 +166,7 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 			return nil, err
 		}
 	}
-	p.tables.init(m)
+	p.tables.init(m, cfg.MetricModels)
 	p.spare.New = func() any { return newExchange(p) }
 	return p, nil
 }
@@ -174,7 +179,12 @@ func http1() *http.Protocols {
 }
 
 // Run looks after the requests under way until ctx ends.
-func (p *Proxy) Run(ctx context.Context) { p.watch.run(ctx) }
+func (p *Proxy) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { p.sweepSeries(ctx) })
+	p.watch.run(ctx)
+	wg.Wait()
+}
 
 // EndAll ends every answer under way, with an error that its client can read.
 func (p *Proxy) EndAll() { p.watch.stop() }

@@ -130,6 +130,9 @@ func New(reg prometheus.Registerer) *Metrics {
 		gap:          counter("warmpath_gap_tokens_total", "Prompt tokens by why they were computed (new, elsewhere, evicted, mismatch) or cached against expectation (unknown).", "replica", "reason"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
 	}
+	for _, reason := range [...]string{"overloaded", "in_flight", "buffer_full", "not_ready"} {
+		m.refused.WithLabelValues(reason) // an alert must be able to tell 0 from nothing
+	}
 	for i, name := range hopNames {
 		m.Hop[i] = m.hop.WithLabelValues(name, "")
 	}

@@ -24,8 +24,8 @@ type Config struct {
 	// Admin is the address of metrics, health and the state of replicas. Clients must
 	// not reach it.
 	Admin string `yaml:"admin"`
-	// AdminToken lets requests that do not come from this host see the profiles on
-	// the admin address and drain replicas; without it they cannot.
+	// AdminToken lets requests that do not come from this host see the admin page,
+	// decisions and profiles, and drain replicas; without it they cannot.
 	AdminToken string `yaml:"admin_token"`
 	// LogLevel is debug, info, warn or error. Info has one line for each request.
 	LogLevel slog.Level `yaml:"log_level"`
@@ -69,7 +69,7 @@ func Env(name string) string {
 var keys = map[string]string{
 	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
-	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
+	"policy": "router.policy", "shadow": "router.shadow", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
 	"max-body-bytes": "proxy.max_body_bytes", "max-buffered-bytes": "proxy.max_buffered_bytes", "max-in-flight": "proxy.max_in_flight",
 	"attempts": "proxy.attempts", "retry-time": "proxy.retry_time", "retry-budget": "proxy.retry_budget",
 	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
@@ -85,7 +85,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
 	fs.StringVar(&c.Listen, "listen", c.Listen, "`address` for clients")
 	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
-	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof and the draining of replicas on the admin address to other hosts")
+	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens the admin page, /decisions, /explain, /debug/pprof and the draining of replicas on the admin address to other hosts")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how long new requests are still served after a stop signal, while /readyz fails")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after that")
@@ -96,6 +96,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Replica.ScrapeInterval, "scrape-interval", c.Replica.ScrapeInterval, "time between two readings of a replica's /metrics")
 	fs.BoolVar(&c.Replica.WarmUp, "warm-up", c.Replica.WarmUp, "have a new or returned replica answer one tiny request before it gets others")
 	fs.StringVar(&c.Router.Policy, "policy", c.Router.Policy, "routing `policy`: "+strings.Join(router.Policies(), ", "))
+	fs.StringVar(&c.Router.Shadow, "shadow", c.Router.Shadow, "`policy` of which is recorded what it would have done instead, and saved")
 	fs.Int64Var(&c.Router.IndexBytes, "index-bytes", c.Router.IndexBytes, "memory for the index of prefixes, in `bytes`")
 	fs.DurationVar(&c.Router.SessionSlack, "session-slack", c.Router.SessionSlack, "how much longer a session waits for its own replica than elsewhere before it moves")
 	fs.IntVar(&c.Router.DecodeTokens, "decode-tokens", c.Router.DecodeTokens, "`tokens` of others' answers that time to first token is weighed against; more spreads more evenly, fewer keep to caches")

@@ -30,6 +30,7 @@ type Gateway struct {
 	log                *slog.Logger
 	pool               *replica.Pool
 	proxy              *proxy.Proxy
+	admin              *admin.Admin
 	clients            *http.Server
 	admins             *http.Server
 	onClients, onAdmin net.Listener
@@ -102,7 +103,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	}
 	g.onStop = append(g.onStop, g.proxy.Close)
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
-	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken}
+	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken, Explain: g.proxy.Explain}
+	g.admin = control
 
 	if g.onClients, err = g.bind("listen", cfg.Listen); err != nil {
 		return nil, err
@@ -167,6 +169,7 @@ func (g *Gateway) Start() {
 	g.onStop = append(g.onStop, cancel)
 	g.running.Go(func() { g.pool.Run(ctx) })
 	g.running.Go(func() { g.proxy.Run(ctx) })
+	g.running.Go(func() { g.admin.Run(ctx) })
 	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
 		g.running.Go(func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) && !g.stopping.Load() {

@@ -88,6 +88,7 @@ type Metrics struct {
 	refused                      *prometheus.CounterVec
 	prompt, predicted, cached    *prometheus.CounterVec
 	unreported, faults, gap      *prometheus.CounterVec
+	shadow                       shadow
 }
 
 // New registers the metrics.
@@ -111,6 +112,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		return h
 	}
 	m := &Metrics{
+		shadow:       newShadow(reg),
 		ttft:         histogram("warmpath_ttft_seconds", "Time from a request's arrival to the first generated token, of streamed answers.", ttftBuckets, "replica", "model"),
 		tpot:         histogram("warmpath_tpot_seconds", "Time per output token after the first, where the engine reported how many there were.", tpotBuckets, "replica", "model"),
 		e2e:          histogram("warmpath_e2e_seconds", "Time from a request's arrival to the end of its answer, of those that ended well.", e2eBuckets, "replica", "model"),

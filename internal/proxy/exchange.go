@@ -225,7 +225,7 @@ func (x *exchange) understand() bool {
 		x.refuse("bad_request", openai.Invalid(x.body.data))
 		return false
 	}
-	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache
+	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache, x.req.ID = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache, x.id
 	if x.endpoint == openai.Other {
 		x.prompt.Tokens = len(x.body.data) / bytesPerToken
 		x.req.Policy, x.policy = x.p.policies[router.LeastTokensPolicy], router.LeastTokensPolicy
@@ -324,6 +324,7 @@ func (x *exchange) choose() bool {
 	x.desperate = !lease.Replica().Ready()
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
+	x.countShadow()
 	return true
 }
 

@@ -122,6 +122,7 @@ type Proxy struct {
 	transport *http.Transport
 	policy    string // the default one's name
 	policies  map[string]router.Policy
+	shadow    *metrics.Shadow // nil without a shadow policy
 
 	watch       watch
 	budget      *budget
@@ -167,6 +168,9 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 		}
 	}
 	p.tables.init(m, cfg.MetricModels)
+	if name := r.ShadowName(); name != "" {
+		p.shadow = m.Shadow(name)
+	}
 	p.spare.New = func() any { return newExchange(p) }
 	return p, nil
 }
@@ -214,12 +218,7 @@ var passed = []string{
 // Handler returns the handler for clients.
 func (p *Proxy) Handler() http.Handler {
 	mux := chi.NewRouter()
-	for path, endpoint := range map[string]openai.Endpoint{
-		"/v1/chat/completions": openai.Chat,
-		"/v1/completions":      openai.Completions,
-		"/v1/responses":        openai.Responses,
-		"/v1/messages":         openai.Messages,
-	} {
+	for path, endpoint := range endpoints {
 		mux.Post(path, p.handle(endpoint))
 	}
 	for _, path := range passed {

@@ -33,6 +33,7 @@ type Lease struct {
 	cut       int32   // the last one of the chain that the replica held, -1 for none
 	best      holding // of the replica that held the most
 	gap       Gap
+	shadow    Shadow
 	clock     uint64 // the index's, when it was made
 
 	generation uint16 // of the slot's cache
@@ -95,6 +96,9 @@ func (l *Lease) Prefilled(now time.Time) {
 		return
 	}
 	l.slot.prefilled(l, now)
+	if d := r.last.at(l.id); d.ID == l.id {
+		d.Prefill = now.Sub(l.at)
+	}
 	l.confirm()
 	l.tell(Event{Kind: FirstSeen})
 }
@@ -159,6 +163,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	s := l.slot
 	s.count(now)
 	s.remove(l)
+	r.last.learn(l, &o)
 	l.tell(Event{Kind: Ended})
 	if o.End == Completed && !o.Prefilled {
 		l.confirm() // an answer that was not streamed

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// build is where pictures go.
-const build = "../../build"
+// pictures is where the pictures go.
+const pictures = "../../build"
 
 // browse has a headless browser open a page: it returns the page's text and leaves a
 // picture of it.
 func browse(t *testing.T, url, name string, width, height int) string {
 	t.Helper()
 	path := installed(t, "chromium")
-	if err := os.MkdirAll(build, 0o755); err != nil {
+	if err := os.MkdirAll(pictures, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	file, err := filepath.Abs(filepath.Join(build, fmt.Sprintf("%s-%d.png", name, width)))
+	file, err := filepath.Abs(filepath.Join(pictures, fmt.Sprintf("%s-%d.png", name, width)))
 	if err != nil {
 		t.Fatal(err)
 	}

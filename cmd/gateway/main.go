@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -36,7 +35,7 @@ func run() error {
 		fmt.Println("the settings are fine")
 		return nil
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	log := cfg.Logger(os.Stderr)
 	g, err := gateway.New(cfg, log)
 	if err != nil {
 		return err

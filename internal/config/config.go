@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -29,6 +30,8 @@ type Config struct {
 	AdminToken string `yaml:"admin_token"`
 	// LogLevel is debug, info, warn or error. Info has one line for each request.
 	LogLevel slog.Level `yaml:"log_level"`
+	// LogFormat is text or json.
+	LogFormat string `yaml:"log_format"`
 	// DrainDelay is how long the gateway still serves new requests after it was told to
 	// stop, while /readyz says that it is not ready: whoever sends it traffic has to
 	// notice first.
@@ -50,9 +53,18 @@ type Config struct {
 // Default returns the defaults.
 func Default() *Config {
 	return &Config{
-		Listen: ":8080", Admin: "127.0.0.1:9090", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
+		Listen: ":8080", Admin: "127.0.0.1:9090", LogFormat: "text", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
 		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(),
 	}
+}
+
+// Logger returns a logger to w as the settings want it.
+func (c *Config) Logger(w io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.LogLevel}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
 }
 
 // EnvPrefix begins the names of environment variables: -probe-interval is
@@ -67,7 +79,7 @@ func Env(name string) string {
 // keys are the file's keys of the flags that have one. They are the same as the
 // structs' yaml tags, which a test compares.
 var keys = map[string]string{
-	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
+	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "log-format": "log_format", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
 	"policy": "router.policy", "shadow": "router.shadow", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
 	"max-body-bytes": "proxy.max_body_bytes", "max-buffered-bytes": "proxy.max_buffered_bytes", "max-in-flight": "proxy.max_in_flight",
@@ -87,6 +99,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
 	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens the admin page, /decisions, /explain, /debug/pprof and the draining of replicas on the admin address to other hosts")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
+	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "`format` of log lines: text or json")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how long new requests are still served after a stop signal, while /readyz fails")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after that")
 	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port; give it once for each")
@@ -167,6 +180,9 @@ func (c *Config) Validate() error {
 	}
 	if err := checkAddress("admin", c.Admin); err != nil {
 		return err
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return fmt.Errorf("log_format must be text or json, not %q", c.LogFormat)
 	}
 	if c.Demo < 0 || c.Demo > 64 {
 		return fmt.Errorf("demo must be between 0 and 64, not %d", c.Demo)

@@ -102,6 +102,9 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		return nil, err
 	}
 	g.onStop = append(g.onStop, g.proxy.Close)
+	if err := g.trace(); err != nil {
+		return nil, err
+	}
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
 	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken, Explain: g.proxy.Explain}
 	g.admin = control

@@ -47,6 +47,7 @@ type exchange struct {
 	ended     router.End    // of the last attempt
 	target    *metrics.Target
 	meter     meter
+	spans     spans
 
 	arrived, read, chosen time.Time
 	sent                  time.Time
@@ -114,6 +115,7 @@ func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai
 	x.control = http.NewResponseController(w)
 	x.id = requestID(r)
 	x.allowed = x.arrived // by Handler
+	x.startSpan()
 }
 
 // requestID returns the client's name for its request, or makes one.
@@ -332,6 +334,7 @@ func (x *exchange) choose() bool {
 func (x *exchange) send() (*http.Response, error) {
 	rep := x.lease.Replica()
 	x.connected, x.reused = 0, false
+	x.startAttempt()
 	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: x.gotConn})
 	resp, err := x.p.transport.RoundTrip(x.outgoing(traced, rep))
@@ -389,6 +392,7 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	if _, ok := header["User-Agent"]; !ok {
 		header["User-Agent"] = nil // else net/http puts its own
 	}
+	x.inject(header)
 	if rep.Rank >= 0 {
 		header[headerRank] = []string{strconv.Itoa(rep.Rank)}
 	}
@@ -411,6 +415,7 @@ func (x *exchange) finish(end router.End) {
 	x.p.watch.end(&x.attempt)
 	x.lease.Done(x.meter.outcome(end), time.Now())
 	x.meter.gap = x.lease.Gap()
+	x.endAttempt(end)
 	x.lease, x.ended = nil, end
 }
 
@@ -419,12 +424,17 @@ func (x *exchange) account() {
 	now := time.Now()
 	x.p.tables.request(x.model, x.endpoint, x.status).Inc()
 	x.meter.record(x, now)
+	trace := x.traceID()
+	x.endSpan(now)
 	if !x.p.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
 	level := slog.LevelInfo
 	attrs := make([]slog.Attr, 0, 16)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
+	if trace != "" {
+		attrs = append(attrs, slog.String("trace_id", trace))
+	}
 	if x.target != nil {
 		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", x.attempts))
 		if !x.meter.firstToken.IsZero() {

@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/trace"
 )
 
 // Config is the settings of a [Proxy].
@@ -123,6 +124,7 @@ type Proxy struct {
 	policy    string // the default one's name
 	policies  map[string]router.Policy
 	shadow    *metrics.Shadow // nil without a shadow policy
+	tracer    *trace.Tracer   // nil for no spans
 
 	watch       watch
 	budget      *budget

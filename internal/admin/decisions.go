@@ -99,7 +99,7 @@ func (a *Admin) lastDecisions(n int, request string) []Decision {
 	return list
 }
 
-// decisions is GET /decisions?n=100&request_id=…
+// decisions is GET /decisions?n=100&request_id=…, the last n or those of a request.
 func (a *Admin) decisions(w http.ResponseWriter, r *http.Request) {
 	n, err := strconv.Atoi(r.URL.Query().Get("n"))
 	if err != nil || n < 1 {

@@ -86,7 +86,7 @@ var keys = map[string]string{
 	"attempts": "proxy.attempts", "retry-time": "proxy.retry_time", "retry-budget": "proxy.retry_budget",
 	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
 	"upload-timeout": "proxy.upload_timeout", "write-timeout": "proxy.write_timeout",
-	"metric-models": "proxy.metric_models", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+	"usage": "proxy.usage", "metric-models": "proxy.metric_models", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 }
 
 // Key returns the file's key of a flag, "" if it has none.
@@ -125,6 +125,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Proxy.EventTimeout, "event-timeout", c.Proxy.EventTimeout, "time that a replica may be silent within an answer, the prefill included; 0 is for ever")
 	fs.DurationVar(&c.Proxy.UploadTimeout, "upload-timeout", c.Proxy.UploadTimeout, "time that a client may be silent while it sends a request; 0 is for ever")
 	fs.DurationVar(&c.Proxy.WriteTimeout, "write-timeout", c.Proxy.WriteTimeout, "time that a client may not take what is sent to it; 0 is for ever")
+	fs.StringVar(&c.Proxy.Usage, "usage", c.Proxy.Usage, "how engines' token counts are come by: watch reads them `where` clients ask for them, ask also asks where a streaming client said nothing")
 	fs.IntVar(&c.Proxy.MetricModels, "metric-models", c.Proxy.MetricModels, "how many `models` have metrics of their own; the others share the name other")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")

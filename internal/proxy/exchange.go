@@ -48,6 +48,7 @@ type exchange struct {
 	target    *metrics.Target
 	meter     meter
 	spans     spans
+	unasked   unasked
 
 	arrived, read, chosen time.Time
 	sent                  time.Time
@@ -145,6 +146,7 @@ func (x *exchange) end() {
 	x.attempts, x.connected, x.reused, x.desperate, x.status, x.err, x.policy = 0, 0, false, false, 0, nil, ""
 	x.prompt.Reset()
 	x.meter.reset()
+	x.unasked.reset()
 	x.p.spare.Put(x)
 }
 
@@ -240,6 +242,7 @@ func (x *exchange) understand() bool {
 		x.req.Previous = responseKey(x.openai.Previous)
 	}
 	x.req.Session = x.session()
+	x.askUsage()
 	return x.choosePolicy()
 }
 

@@ -54,6 +54,8 @@ type Config struct {
 	// PolicyHeader lets a request choose its policy by the header X-Warmpath-Policy.
 	// Load tests need it; clients should not have it.
 	PolicyHeader bool `yaml:"policy_header"`
+	// Usage is how the engine's count of tokens is come by: [UsageWatch] or [UsageAsk].
+	Usage string `yaml:"usage"`
 	// MetricModels is how many models have series of their own; the others share the
 	// name "other".
 	MetricModels int `yaml:"metric_models"`
@@ -67,7 +69,7 @@ func DefaultConfig() Config {
 		MaxBodyBytes: 64 << 20, MaxBufferedBytes: 1 << 30, MaxInFlight: 10_000,
 		Attempts: 3, RetryTime: 2 * time.Minute, RetryBudget: 0.2,
 		ConnectTimeout: 5 * time.Second, HeaderTimeout: 15 * time.Minute, EventTimeout: 5 * time.Minute,
-		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100,
+		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100, Usage: UsageWatch,
 	}
 }
 
@@ -94,6 +96,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("write_timeout must not be negative, but is %v", c.WriteTimeout)
 	case c.MaxInFlight < 0:
 		return fmt.Errorf("max_in_flight must not be negative, but is %d", c.MaxInFlight)
+	case c.Usage != UsageWatch && c.Usage != UsageAsk:
+		return fmt.Errorf("usage must be %s or %s, not %q", UsageWatch, UsageAsk, c.Usage)
 	case c.MetricModels < 0:
 		return fmt.Errorf("metric_models must not be negative, but is %d", c.MetricModels)
 	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < c.MaxBodyBytes:

@@ -91,18 +91,22 @@ func TestDecisionsPage(t *testing.T) {
 	for i := range 10 {
 		g.must(chatPath, forms()[0].body("swordfish "+words(1, 4000)), "X-Request-Id", fmt.Sprint("mine-", i))
 	}
+	g.must(chatPath, forms()[0].body("swordfish "+words(1, 4000)), "X-Request-Id", strings.Repeat("long", 1000))
 	g.idle()
+	if a := g.admin("/decisions?format=json"); strings.Contains(a.body, "longlong") {
+		t.Error("an id of any length is kept")
+	}
 	var got struct {
 		Decisions []map[string]any
 	}
-	a := g.admin("/decisions?format=json")
+	a := g.admin("/decisions?format=json&n=11")
 	if err := json.Unmarshal([]byte(a.body), &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Decisions) != 10 || strings.Contains(a.body, "swordfish") {
+	if len(got.Decisions) != 11 || strings.Contains(a.body, "swordfish") {
 		t.Fatalf("%s", a.body)
 	}
-	last := object(got.Decisions[0])
+	last := object(got.Decisions[1])
 	for name, want := range map[string]any{"request_id": "mine-9", "state": "completed", "policy": "prefix", "candidates_in_all": 3.0} {
 		if last[name] != want {
 			t.Errorf("%s is %v, want %v", name, last[name], want)
@@ -125,7 +129,7 @@ func TestDecisionsPage(t *testing.T) {
 	if list, _ := o["replicas"].([]any); len(list) != 3 {
 		t.Errorf("the overview is %v", o)
 	}
-	if n := g.metric("warmpath_shadow_total"); n != 10 || g.metric("warmpath_shadow_saved_seconds_count") != 10 {
+	if n := g.metric("warmpath_shadow_total"); n != 11 || g.metric("warmpath_shadow_saved_seconds_count") != 11 {
 		t.Errorf("%v shadow choices", n)
 	}
 	if own, real := g.metric("warmpath_shadow_predicted_tokens_total", "by", "shadow"), g.metric("warmpath_shadow_predicted_tokens_total", "by", "policy"); own >= real {

@@ -229,7 +229,10 @@ func (x *exchange) understand() bool {
 		x.refuse("bad_request", openai.Invalid(x.body.data))
 		return false
 	}
-	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache, x.req.ID = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache, x.id
+	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache
+	if len(x.id) <= maxKeptID {
+		x.req.ID = x.id
+	}
 	if x.endpoint == openai.Other {
 		x.prompt.Tokens = len(x.body.data) / bytesPerToken
 		x.req.Policy, x.policy = x.p.policies[router.LeastTokensPolicy], router.LeastTokensPolicy
@@ -245,6 +248,10 @@ func (x *exchange) understand() bool {
 	x.askUsage()
 	return x.choosePolicy()
 }
+
+// maxKeptID is the longest request id that is kept with a decision: a client's may be
+// as long as a header.
+const maxKeptID = 128
 
 // bytesPerToken is an estimate for bodies that are not understood.
 const bytesPerToken = 4

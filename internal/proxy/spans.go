@@ -38,6 +38,9 @@ func (x *exchange) startSpan() {
 	// The path is one of a fixed few, but for a response's id.
 	name := x.endpoint.String()
 	x.spans.ctx, x.spans.server = x.p.tracer.Start(x.p.tracer.Extract(x.r.Header), x.r.Method+" "+name, oteltrace.SpanKindServer)
+	if !x.spans.server.IsRecording() {
+		return
+	}
 	x.spans.server.SetAttributes(semconv.HTTPRequestMethodKey.String(x.r.Method), semconv.URLPath(x.r.URL.Path), attribute.String("warmpath.request_id", x.id))
 }
 
@@ -46,12 +49,13 @@ func (x *exchange) startAttempt() {
 	if x.p.tracer == nil {
 		return
 	}
+	if !x.spans.server.IsRecording() {
+		x.spans.attemptCtx = x.spans.ctx // the replica learns that the trace is not sampled
+		return
+	}
 	rep := x.lease.Replica()
 	operation := operationOf(x.endpoint)
 	x.spans.attemptCtx, x.spans.attempt = x.p.tracer.Start(x.spans.ctx, operation+" "+x.model.Name, oteltrace.SpanKindClient)
-	if !x.spans.attempt.IsRecording() {
-		return
-	}
 	prompt, cached := x.lease.Tokens()
 	x.spans.attempt.SetAttributes(
 		semconv.GenAIOperationNameKey.String(operation), semconv.GenAIProviderNameKey.String("vllm"), semconv.GenAIRequestModel(x.model.Name),

@@ -287,6 +287,8 @@ func TestDashboardAndRules(t *testing.T) {
 			}
 		}
 	}
+	picture := p.url + "/graph?g0.tab=0&g0.range_input=1m&g0.expr=" + url.QueryEscape(variables.Replace(dashboard.Panels[0].Targets[0].Expr))
+	browse(t, picture, "dashboard-ttft-p95", 1280, 900)
 	if first := dashboard.Panels[0].Title; first != "TTFT P95 per replica" {
 		t.Errorf("the first panel is %q", first)
 	}

@@ -33,7 +33,7 @@ lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) run --build-tags e2e ./test/...
 
-e2e: ## against real vLLM replicas on this machine's CPU; installs them on first use (8 GB)
+e2e: ## against real vLLM replicas on this machine's CPU, a Prometheus and a browser; installs them on first use (8 GB); pictures in build/
 	test/vllm/setup.sh
 	$(GO) test -tags e2e -count=1 -v -timeout 20m ./test/e2e/
 

@@ -29,8 +29,10 @@ func browse(t *testing.T, url, name string, width, height int) string {
 		t.Fatal(err)
 	}
 	run := func(args ...string) string {
-		args = append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir=" + t.TempDir(), "--timeout=5000",
-			fmt.Sprintf("--window-size=%d,%d", width, height)}, args...)
+		args = append([]string{
+			"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir=" + t.TempDir(), "--timeout=5000",
+			fmt.Sprintf("--window-size=%d,%d", width, height),
+		}, args...)
 		out, err := exec.CommandContext(t.Context(), path, append(args, url)...).Output()
 		if err != nil {
 			t.Fatalf("the browser: %v", err)

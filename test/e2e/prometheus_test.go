@@ -278,17 +278,26 @@ func TestDashboardAndRules(t *testing.T) {
 		}
 	}
 	read(t, "../../deploy/grafana/warmpath.json", json.Unmarshal, &dashboard)
-	asked := 0
+	asked, page := 0, &drawing{}
 	for _, panel := range dashboard.Panels {
+		var curves []curve
 		for _, target := range panel.Targets {
 			asked++
 			if len(p.ask(t, variables.Replace(target.Expr))) == 0 {
 				t.Errorf("panel %q is empty: %s", panel.Title, target.Expr)
 			}
+			curves = append(curves, p.over(t, variables.Replace(target.Expr), 30*time.Second)...)
+		}
+		if panel.Type != "row" {
+			page.panel(panel.Title, curves)
 		}
 	}
-	picture := p.url + "/graph?g0.tab=0&g0.range_input=1m&g0.expr=" + url.QueryEscape(variables.Replace(dashboard.Panels[0].Targets[0].Expr))
-	browse(t, picture, "dashboard-ttft-p95", 1280, 900)
+	text := page.picture(t, "dashboard", 1280, 1000)
+	for _, panel := range dashboard.Panels {
+		if panel.Type != "row" && !strings.Contains(text, strings.ReplaceAll(panel.Title, "'", "&#39;")) {
+			t.Errorf("the drawing has no panel %q", panel.Title)
+		}
+	}
 	if first := dashboard.Panels[0].Title; first != "TTFT P95 per replica" {
 		t.Errorf("the first panel is %q", first)
 	}

@@ -11,7 +11,7 @@ GOLANGCI ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.
 FUZZ    ?= 10s
 CHAOS   ?= 2m
 
-.PHONY: help build run test lint e2e chaos bench fuzz clean
+.PHONY: help build run test lint e2e chaos bench lab fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -42,6 +42,10 @@ chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then res
 
 bench: ## the benchmarks of the request path
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+
+lab: ## docs/lab.md and its pictures again; TRACE=mooncake_conversation.jsonl.gz adds the trace (kvcache-ai/Mooncake, Apache-2.0)
+	$(GO) build -trimpath -o bin/ ./cmd/bench
+	GOGC=400 bin/bench lab -out docs $(if $(TRACE),-trace $(TRACE)) $(LABFLAGS)
 
 fuzz: ## each fuzz test for FUZZ=10s
 	@for f in $$(grep -rho --include='*_test.go' '^func Fuzz[A-Za-z]*' internal | sed 's/func //' | sort -u); do \

@@ -40,7 +40,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 // TestKindsOfFaultsHaveTests looks for every test that docs/operations.md names.
 func TestKindsOfFaultsHaveTests(t *testing.T) {
 	tests := map[string]bool{}
-	name := regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(`)
+	name := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
 	eachFile(t, func(_, file string, text []byte) {
 		if strings.HasSuffix(file, "_test.go") {
 			for _, m := range name.FindAllSubmatch(text, -1) {
@@ -52,7 +52,7 @@ func TestKindsOfFaultsHaveTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllSubmatch(page, -1)
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllSubmatch(page, -1)
 	if len(named) < 40 {
 		t.Errorf("docs/operations.md names %d tests", len(named))
 	}

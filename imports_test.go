@@ -18,21 +18,21 @@ const module = "github.com/warmpath/warmpath/"
 // allowed is the picture of docs/architecture.md: what each package may import
 // of the project's own. A package that is not named here may not exist.
 var allowed = map[string][]string{
-	"cmd/gateway":                  {"internal/config", "internal/gateway"},
+	"cmd/gateway":                  {"internal/auth", "internal/config", "internal/gateway"},
 	"cmd/mockvllm":                 {"internal/mockvllm"},
-	"cmd/bench":                    {"internal/bench", "internal/lab"},
+	"cmd/bench":                    {"internal/bench", "internal/lab", "internal/plot"},
 	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/bench":               {"internal/openai", "internal/sse"},
 	"internal/lab":                 {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
-	"internal/gateway":             {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router", "internal/trace"},
-	"internal/config":              {"internal/proxy", "internal/replica", "internal/router"},
+	"internal/gateway":             {"internal/admin", "internal/auth", "internal/certs", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router", "internal/trace"},
+	"internal/config":              {"internal/auth", "internal/proxy", "internal/replica", "internal/router"},
 	"internal/admin":               {"internal/replica", "internal/router"},
-	"internal/proxy":               {"internal/metrics", "internal/openai", "internal/prefix", "internal/replica", "internal/router", "internal/sse", "internal/trace"},
+	"internal/proxy":               {"internal/auth", "internal/metrics", "internal/openai", "internal/prefix", "internal/replica", "internal/router", "internal/sse", "internal/trace"},
 	"internal/router":              {"internal/prefix", "internal/replica"},
 	"internal/prefix":              {"internal/jsonscan", "internal/openai"},
 	"internal/openai":              {"internal/jsonscan"},
 	"internal/jsonscan":            {},
-	"internal/replica":             {},
+	"internal/replica":             {"internal/certs"},
 	"internal/sse":                 {},
 	"internal/trace":               {},
 	"internal/metrics":             {},
@@ -43,6 +43,9 @@ var allowed = map[string][]string{
 	"internal/modelcache/store":    {"internal/modelcache/manifest"},
 	"internal/modelcache/source":   {},
 	"internal/modelcache/manifest": {},
+	"internal/plot":                {},
+	"internal/auth":                {},
+	"internal/certs":               {},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

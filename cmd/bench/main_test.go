@@ -13,7 +13,7 @@ func output(t *testing.T, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
 	if err := run(append([]string{"simulate"}, args...), &out); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v: %v", args, err)
 	}
 	return out.String()
 }
@@ -51,13 +51,29 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, args := range map[string][]string{
-		"subcommand":   {"sim"},
-		`"none"`:       {"simulate", "-workload", "none"},
-		`"best"`:       {"simulate", "-span", "1s", "-policy", "best"},
-		`"9b"`:         {"simulate", "-engine", "9b"},
-		"-load":        {"simulate", "-load", "0"},
-		"trace line 1": {"simulate", "-trace", bad},
-		"no such file": {"simulate", "-trace", bad + "x"},
+		"subcommand":        {"sim"},
+		`"none"`:            {"simulate", "-workload", "none"},
+		`"best"`:            {"simulate", "-span", "1s", "-policy", "best"},
+		`"9b"`:              {"simulate", "-engine", "9b"},
+		"-load":             {"simulate", "-load", "1,0"},
+		`"two"`:             {"simulate", "-gateways", "1,two"},
+		`"-3" for flag -ga`: {"simulate", "-gateways", "-3"},
+		`"1,0" for flag -g`: {"simulate", "-gateways", "1,0"},
+		"-replicas must be": {"simulate", "-replicas", "-3"},
+		"-span must be":     {"simulate", "-span", "-1s"},
+		"-slo must be":      {"simulate", "-slo", "-1s"},
+		"1 is there":        {"simulate", "-load", "1,2,1.0"},
+		`"never"`:           {"simulate", "-load-lag", "20ms,soon"},
+		`write "never"`:     {"simulate", "-prefix-lag", "-1s"},
+		"-seeds":            {"simulate", "-seeds", "0"},
+		`"nothing"`:         {"simulate", "-workload", "chat,nothing"},
+		"varies":            {"simulate", "-picture", "x.svg"},
+		"load and gateways": {"simulate", "-load", "1,2", "-gateways", "1,2", "-picture", "x.svg"},
+		"-out":              {"lab"},
+		"-span must be a":   {"lab", "-out", "x", "-span", "0"},
+		"-trace-seeds":      {"lab", "-out", "x", "-trace-seeds", "0"},
+		"trace line 1":      {"simulate", "-trace", bad},
+		"no such file":      {"simulate", "-trace", bad + "x"},
 	} {
 		if err := run(args, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %s", args, err, want)

@@ -11,6 +11,7 @@ import (
 type progress struct {
 	out      *os.File
 	name     string
+	unit     string // of total and done
 	total    int
 	terminal bool
 	done     int
@@ -18,13 +19,13 @@ type progress struct {
 	told     time.Time
 }
 
-func newProgress(out *os.File, name string, total int) *progress {
+func newProgress(out *os.File, name, unit string, total int) *progress {
 	info, err := out.Stat()
 	now := time.Now()
-	return &progress{out: out, name: name, total: total, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, began: now, told: now}
+	return &progress{out: out, name: name, unit: unit, total: total, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, began: now, told: now}
 }
 
-// step counts n more requests that came to an end.
+// step counts n more that came to an end.
 func (p *progress) step(n, failed int) {
 	p.done += n
 	every := 10 * time.Second
@@ -38,11 +39,17 @@ func (p *progress) step(n, failed int) {
 }
 
 func (p *progress) tell(failed int) {
-	format := "%s: %d of %d requests, %d failed, %.0f s\n"
-	if p.terminal {
-		format = "\r%s: %d of %d requests, %d failed, %.0f s\x1b[K"
+	line := fmt.Sprintf("%s: %d of %d %s, ", p.name, p.done, p.total, p.unit)
+	if failed > 0 {
+		line += fmt.Sprintf("%d failed, ", failed)
 	}
-	_, _ = fmt.Fprintf(p.out, format, p.name, p.done, p.total, failed, time.Since(p.began).Seconds())
+	line += fmt.Sprintf("%.0f s", time.Since(p.began).Seconds())
+	if p.terminal {
+		line = "\r" + line + "\x1b[K"
+	} else {
+		line += "\n"
+	}
+	_, _ = fmt.Fprint(p.out, line)
 }
 
 // end clears the line.

@@ -80,8 +80,9 @@ func (f *replayFlags) parse(args []string) error {
 	fs.Uint64Var(&f.seed, "seed", 1, "of arrivals, as in bench simulate")
 	fs.DurationVar(&f.slo, "slo", time.Second, "time to first token to be kept, before it is stretched")
 	fs.StringVar(&f.simulate, "simulate", "", "also simulate the same requests, stretched alike, under the policies of these `names`")
-	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas` -simulate has; 0 is what the workload is meant for")
-	fs.StringVar(&f.engine, "engine", "", "`preset` of engines that -simulate has, 8b or 70b; empty is what the workload is meant for")
+	fs.IntVar(&f.replicas, "replicas", 0, "how many `replicas` each URL and -simulate have; 0 is those that answers name, which may be fewer\n"+
+		"(busiest is then a lower bound), and what the workload is meant for")
+	fs.StringVar(&f.engine, "engine", "", "`preset` of engines that -simulate has: "+engineNames()+"; empty is what the workload is meant for")
 	fs.BoolVar(&f.asJSON, "json", false, "print JSON, a line for each URL and simulated policy")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -97,6 +98,19 @@ func (f *replayFlags) parse(args []string) error {
 		return fmt.Errorf("-vocabulary must be above %d, not %d", firstToken, f.vocabulary)
 	case f.inFlight < 1:
 		return fmt.Errorf("-in-flight must be at least 1, not %d", f.inFlight)
+	case f.replicas < 0:
+		return fmt.Errorf("-replicas must be 0 or more, not %d", f.replicas)
+	case f.limit < 0:
+		return fmt.Errorf("-limit must be 0 or more, not %d", f.limit)
+	case f.span <= 0:
+		return fmt.Errorf("-span must be above 0, not %v", f.span)
+	case f.slo <= 0:
+		return fmt.Errorf("-slo must be above 0, not %v", f.slo)
+	case f.timeout <= 0:
+		return fmt.Errorf("-timeout must be above 0, not %v", f.timeout)
+	}
+	if _, ok := lab.Engines()[f.engine]; !ok && f.engine != "" {
+		return noEngine(f.engine) // before all is sent, not behind it
 	}
 	return nil
 }
@@ -107,7 +121,9 @@ type replayed struct {
 	Endpoint string `json:"endpoint,omitempty"` // "" when simulated
 	lab.Summary
 	CachedKnown  bool                  `json:"cached_known"`
-	ReplicaKnown bool                  `json:"replica_known"` // else busiest says nothing
+	ReplicaKnown bool                  `json:"replica_known"`                // else busiest says nothing
+	Replicas     int                   `json:"replicas,omitempty"`           // that busiest compares
+	AtLeast      bool                  `json:"imbalance_at_least,omitempty"` // there may be more, which got no request
 	Failed       int                   `json:"failed"`
 	Failures     map[bench.Failure]int `json:"failures,omitempty"`
 	Dropped      int                   `json:"dropped,omitempty"` // later turns of sessions that failed
@@ -123,8 +139,11 @@ func (r *replayed) String() string {
 	if !r.CachedKnown {
 		cached = "–"
 	}
-	if !r.ReplicaKnown {
+	switch {
+	case !r.ReplicaKnown:
 		busiest = "–"
+	case r.AtLeast:
+		busiest = "≥ " + busiest
 	}
 	if r.Endpoint == "" {
 		late = "–"
@@ -218,7 +237,7 @@ func (f *replayFlags) send(ctx context.Context, w lab.Workload, endpoint string)
 	p := &prompts{model: f.model, vocabulary: f.vocabulary, chat: f.as == "chat"}
 	turns, total := p.turns(requests)
 	var tally bench.Tally
-	bar := newProgress(f.progress, endpoint, total)
+	bar := newProgress(f.progress, endpoint, "requests", total)
 	loop := bench.Loop{Send: client.Send, InFlight: f.inFlight, Done: func(a bench.Answer, dropped int) {
 		tally.Add(a, dropped)
 		bar.step(1+dropped, tally.Failed())
@@ -237,10 +256,10 @@ func (f *replayFlags) row(workload, name string, t *bench.Tally, took time.Durat
 	r := lab.Result{
 		Policy: name, TTFT: t.TTFT, TPOT: t.TPOT, Prompt: t.Prompt, Cached: t.Cached, Output: t.Output, Span: took,
 		Computed: uint64(t.Prompt - t.Cached),
-		Load:     slices.Collect(maps.Values(t.Replicas)),
+		Load:     f.loads(t.Replicas),
 	}
 	row := &replayed{
-		Workload: workload, CachedKnown: t.CachedKnown, ReplicaKnown: len(r.Load) > 0,
+		Workload: workload, CachedKnown: t.CachedKnown, ReplicaKnown: len(r.Load) > 0, Replicas: len(r.Load), AtLeast: len(r.Load) > 0 && f.replicas == 0,
 		Failed: t.Failed(), Failures: t.Failures, Dropped: t.Dropped, LateP99: t.LateP99().Seconds(), firstFailure: t.Err,
 	}
 	if !row.ReplicaKnown {
@@ -248,6 +267,16 @@ func (f *replayFlags) row(workload, name string, t *bench.Tally, took time.Durat
 	}
 	f.summarize(row, &r)
 	return row
+}
+
+// loads are the requests by replica, none if no answer named one. A replica that
+// got no request is named by no answer: -replicas says that it is there.
+func (f *replayFlags) loads(named map[string]int) []int {
+	loads := slices.Collect(maps.Values(named))
+	if missing := f.replicas - len(loads); len(loads) > 0 && missing > 0 {
+		loads = append(loads, make([]int, missing)...)
+	}
+	return loads
 }
 
 // summarize divides the times back.
@@ -272,14 +301,14 @@ func (f *replayFlags) virtual(w lab.Workload, policy string) (*replayed, error) 
 	}
 	config, ok := lab.Engines()[w.Engine]
 	if !ok {
-		return nil, fmt.Errorf("no engine %q: there are 8b and 70b", w.Engine)
+		return nil, noEngine(w.Engine)
 	}
 	s := lab.Scenario{Replicas: w.Replicas, Engine: config.Stretch(f.scale), Policy: policy, Seed: f.seed, Wrong: 1}
 	r, err := lab.Simulate(s, f.requests(w))
 	if err != nil {
 		return nil, fmt.Errorf("%s, %s: %w", w.Name, policy, err)
 	}
-	row := &replayed{Workload: w.Name, CachedKnown: true, ReplicaKnown: true}
+	row := &replayed{Workload: w.Name, CachedKnown: true, ReplicaKnown: true, Replicas: w.Replicas}
 	f.summarize(row, r)
 	row.Policy = "simulated " + policy
 	return row, nil

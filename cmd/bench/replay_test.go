@@ -112,6 +112,41 @@ func TestReplaySaysWhatFailed(t *testing.T) {
 	}
 }
 
+// TestBusiestCountsReplicasThatGotNothing: a replica that nobody chose is named by no
+// answer.
+func TestBusiestCountsReplicasThatGotNothing(t *testing.T) {
+	ok, failed := bench.None, bench.Status
+	for name, c := range map[string]struct {
+		answers  map[string]bench.Failure // by replica
+		replicas int                      // -replicas
+		busiest  string
+		over     int
+	}{
+		"one of four got all":            {map[string]bench.Failure{"a": ok}, 4, "4.00 x", 4},
+		"two of four":                    {map[string]bench.Failure{"a": ok, "b": ok}, 4, "2.00 x", 4},
+		"the only one":                   {map[string]bench.Failure{"a": ok}, 1, "1.00 x", 1},
+		"more than were said to be":      {map[string]bench.Failure{"a": ok, "b": ok, "c": ok}, 2, "1.00 x", 3},
+		"nobody says how many there are": {map[string]bench.Failure{"a": ok, "b": ok}, 0, "≥ 1.00 x", 2},
+		"one failed all it got":          {map[string]bench.Failure{"a": ok, "b": failed}, 0, "≥ 2.00 x", 2},
+		"one failed and one got nothing": {map[string]bench.Failure{"a": ok, "b": failed}, 3, "3.00 x", 3},
+		"no replica was named":           {map[string]bench.Failure{"": ok}, 4, "–", 0},
+		"nothing was answered":           {map[string]bench.Failure{"": failed}, 4, "–", 0},
+	} {
+		f := &replayFlags{scale: 1, slo: time.Second, replicas: c.replicas}
+		var tally bench.Tally
+		for replica, failure := range c.answers {
+			for range 10 {
+				tally.Add(bench.Answer{First: time.Millisecond, Replica: replica, Failure: failure}, 0)
+			}
+		}
+		r := f.row("chat", "http://x", &tally, time.Second)
+		columns, row := strings.Split(replayHead, "\t"), strings.Split(r.String(), "\t")
+		if got := row[slices.Index(columns, "busiest")]; got != c.busiest || r.Replicas != c.over {
+			t.Errorf("%s: busiest %s over %d replicas, want %s over %d", name, got, r.Replicas, c.busiest, c.over)
+		}
+	}
+}
+
 func TestReplayWarnsWhenItWasLateItself(t *testing.T) {
 	_, said := runReplay(t, "-endpoint", mock(t, 0.1), "-workload", "hot", "-span", "1s", "-load", "1", "-limit", "6", "-time-scale", "0.1", "-in-flight", "1")
 	if !strings.Contains(said, "-in-flight was reached") {
@@ -132,6 +167,11 @@ func TestReplayNamesWhatIsWrong(t *testing.T) {
 		`"words"`:                 {"-endpoint", "http://x", "-as", "words"},
 		"-vocabulary":             {"-endpoint", "http://x", "-vocabulary", "10"},
 		"-in-flight":              {"-endpoint", "http://x", "-in-flight", "0"},
+		"-replicas must be":       {"-endpoint", "http://x", "-replicas", "-3"},
+		"-limit must be":          {"-endpoint", "http://x", "-limit", "-3"},
+		"-span must be":           {"-endpoint", "http://x", "-span", "0"},
+		"-timeout must be":        {"-endpoint", "http://x", "-timeout", "-1s"},
+		"-slo must be":            {"-endpoint", "http://x", "-slo", "0"},
 		`no workload "none"`:      {"-endpoint", "http://x", "-workload", "none"},
 		`write "Name: value"`:     {"-endpoint", "http://x", "-header", "nothing"},
 		"flag provided but not d": {"-nope"},

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
 
+	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
 )
@@ -27,15 +30,25 @@ func main() {
 }
 
 func run() error {
-	cfg, err := config.Load(os.Args[1:], os.LookupEnv, os.Stderr)
+	load := func() (*config.Config, error) { return config.Load(os.Args[1:], os.LookupEnv, os.Stderr) }
+	cfg, err := load()
 	if err != nil {
 		return err
 	}
+	if cfg.HashKey != "" {
+		return hashKey(cfg.HashKey, os.Stdin, os.Stdout)
+	}
 	if cfg.Check {
+		if err := gateway.Check(cfg); err != nil {
+			return err
+		}
 		fmt.Println("the settings are fine")
 		return nil
 	}
-	log := cfg.Logger(os.Stderr)
+	level := new(slog.LevelVar)
+	level.Set(cfg.LogLevel)
+	log := cfg.Logger(os.Stderr, level)
+	slog.SetDefault(slog.New(cautious{log.Handler()}))
 	g, err := gateway.New(cfg, log)
 	if err != nil {
 		return err
@@ -43,10 +56,37 @@ func run() error {
 	if cfg.Demo > 0 {
 		fmt.Print(welcome(g.Addr(), g.AdminAddr(), cfg.Demo))
 	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	g.Watch(gateway.Reloading{Load: load, Signal: hup, Level: level})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	return g.Run(ctx)
+}
+
+// cautious takes what libraries log by themselves, without what they quote: of a
+// replica that sends more than it announced, net/http quotes the answer.
+type cautious struct{ slog.Handler }
+
+// Handle logs the text up to its first quote.
+func (c cautious) Handle(ctx context.Context, r slog.Record) error {
+	text, _, _ := strings.Cut(r.Message, `"`)
+	return c.Handler.Handle(ctx, slog.NewRecord(r.Time, r.Level, text, r.PC))
+}
+
+// hashKey prints what to write into the file of keys for the key that comes from in.
+func hashKey(name string, in io.Reader, out io.Writer) error {
+	text, err := io.ReadAll(io.LimitReader(in, 1<<12))
+	if err != nil {
+		return fmt.Errorf("read the key from standard input: %w", err)
+	}
+	entry, err := auth.Entry(name, strings.TrimRight(string(text), "\r\n"))
+	if err != nil {
+		return fmt.Errorf("-hash-key: %w", err)
+	}
+	_, err = io.WriteString(out, entry)
+	return err
 }
 
 // welcome says what to try next.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -98,18 +99,19 @@ func hostPin() string {
 	return "ensure"
 }
 
-// replaceLink changes a link in one step, so that there is always one.
+// replaceLink changes a link in one step, so that there is always one. The name that it
+// has on the way is nobody else's: in containers every process has the same number.
 func replaceLink(target, link string) error {
 	if info, err := os.Lstat(link); err == nil && info.Mode()&fs.ModeSymlink == 0 {
 		return fmt.Errorf("-link %s is there and is not a symbolic link", link)
 	}
-	temporary := filepath.Join(filepath.Dir(link), fmt.Sprintf(".%s.%d", filepath.Base(link), os.Getpid()))
+	temporary := filepath.Join(filepath.Dir(link), "."+filepath.Base(link)+"."+rand.Text())
 	if err := os.Symlink(target, temporary); err != nil {
-		return err
+		return fmt.Errorf("-link: %w", err)
 	}
 	if err := os.Rename(temporary, link); err != nil {
 		_ = os.Remove(temporary)
-		return err
+		return fmt.Errorf("-link: %w", err)
 	}
 	return nil
 }

@@ -41,11 +41,7 @@ func (p place) open() (*store.Store, error) {
 		}
 		cfg = loaded.Store()
 	}
-	if info, err := os.Stat(cfg.Path); err != nil {
-		return nil, err
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("%s is not a directory", cfg.Path)
-	}
+	cfg.Existing = true
 	return store.Open(cfg)
 }
 
@@ -249,7 +245,7 @@ as `+manifest.Name+`, so that each file can be proven by itself.`, 1, 1)
 	if err != nil {
 		return err
 	}
-	m, err := modelcache.Digest(ctx, from, nil)
+	m, err := modelcache.Digest(ctx, from)
 	if err != nil {
 		return explain(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/warmpath/warmpath/internal/modelcache"
 	"github.com/warmpath/warmpath/internal/modelcache/manifest"
@@ -77,7 +78,7 @@ func newSite(t *testing.T, contents map[string][]byte) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := modelcache.Digest(t.Context(), from, nil)
+	m, err := modelcache.Digest(t.Context(), from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,5 +451,33 @@ func TestBadCommandLinesAreRefused(t *testing.T) {
 		if err := run(t.Context(), args, io.Discard, &help); !errors.Is(err, flag.ErrHelp) || !strings.Contains(help.String(), "usage: modelcache") {
 			t.Errorf("%q: %v", args, err)
 		}
+	}
+}
+
+// TestALinkIsReplacedWhateverAnotherProcessLeft has what an ensure leaves that ends
+// between making a link and giving it its name, as one with this process's number did.
+func TestALinkIsReplacedWhateverAnotherProcessLeft(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "model")
+	if err := os.Symlink("left", filepath.Join(dir, fmt.Sprintf(".model.%d", os.Getpid()))); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []string{"/one", "/two"} {
+		if err := replaceLink(target, link); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.Readlink(link); err != nil || got != target {
+			t.Errorf("%s, %v", got, err)
+		}
+	}
+	var many errgroup.Group
+	for range 20 {
+		many.Go(func() error { return replaceLink("/three", link) })
+	}
+	if err := many.Wait(); err != nil {
+		t.Error(err)
+	}
+	if err := replaceLink("/one", filepath.Join(dir, "missing", "model")); err == nil || !strings.Contains(err.Error(), "-link") {
+		t.Error(err)
 	}
 }

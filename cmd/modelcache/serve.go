@@ -95,7 +95,7 @@ func serveUntil(ctx context.Context, ln net.Listener, a *agent.Agent) error {
 	stopped := make(chan struct{})
 	go func() { a.Run(ctx); close(stopped) }()
 	srv := &http.Server{
-		Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second,
+		Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return ctx }, // a stop ends leases that wait for a pull
 	}
 	served := make(chan error, 1)

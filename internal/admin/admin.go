@@ -3,6 +3,7 @@
 package admin
 
 import (
+	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
 	"net"
@@ -32,7 +33,8 @@ type Admin struct {
 	history history
 }
 
-// Handler returns the handler of the admin address.
+// Handler returns the handler of the admin address. It refuses what changes
+// state when a page of another site makes a browser on this host ask for it.
 func (a *Admin) Handler() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
@@ -49,20 +51,20 @@ func (a *Admin) Handler() http.Handler {
 		r.Get("/", a.overview)
 		r.Get("/decisions", a.decisions)
 		r.Get("/explain", func(w http.ResponseWriter, _ *http.Request) { a.render(w, "explain", explained{}) })
-		r.With(http.NewCrossOriginProtection().Handler).Post("/explain", a.explain)
+		r.Post("/explain", a.explain)
 	})
-	r.With(a.private, http.NewCrossOriginProtection().Handler).Post("/replicas/*", a.drain)
+	r.With(a.private).Post("/replicas/*", a.drain)
 	r.Handle("/metrics", promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	r.Route("/debug/pprof", func(r chi.Router) {
 		r.Use(a.private)
 		r.HandleFunc("/", pprof.Index)
-		r.HandleFunc("/cmdline", pprof.Cmdline)
+		r.Get("/cmdline", http.NotFound) // the command's flags may hold keys
 		r.HandleFunc("/profile", pprof.Profile)
 		r.HandleFunc("/symbol", pprof.Symbol)
 		r.HandleFunc("/trace", pprof.Trace)
 		r.HandleFunc("/{name}", pprof.Index)
 	})
-	return r
+	return http.NewCrossOriginProtection().Handler(r)
 }
 
 // private admits this host and who has the token.
@@ -70,13 +72,18 @@ func (a *Admin) private(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, _ := net.SplitHostPort(r.RemoteAddr)
 		ip := net.ParseIP(host)
-		given := r.Header.Get("Authorization")
-		if ip != nil && ip.IsLoopback() || a.Token != "" && subtle.ConstantTimeCompare([]byte(given), []byte("Bearer "+a.Token)) == 1 {
+		if ip != nil && ip.IsLoopback() || a.knows(r.Header.Get("Authorization")) {
 			next.ServeHTTP(w, r)
 			return
 		}
 		http.Error(w, "only from this host, or with the token that admin_token sets", http.StatusForbidden)
 	})
+}
+
+// knows compares in a time that tells neither the token nor its length.
+func (a *Admin) knows(authorization string) bool {
+	given, want := sha256.Sum256([]byte(authorization)), sha256.Sum256([]byte("Bearer "+a.Token))
+	return a.Token != "" && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
 // Replica is one entry of /replicas.

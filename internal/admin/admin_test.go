@@ -52,7 +52,7 @@ func send(t *testing.T, method string, a *admin.Admin, from, path string, header
 func TestProfilesAreForThisHostOrTheToken(t *testing.T) {
 	f := func(name, token, from string, want int, header ...string) {
 		t.Run(name, func(t *testing.T) {
-			for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/debug/pprof/goroutine", "/debug/pprof/symbol", "/", "/decisions", "/explain", "/?format=json"} {
+			for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine", "/debug/pprof/symbol", "/", "/decisions", "/explain", "/?format=json"} {
 				if w := page(t, &admin.Admin{Token: token}, from, path, header...); w.Code != want {
 					t.Errorf("%s: %d, want %d", path, w.Code, want)
 				}
@@ -87,6 +87,24 @@ func TestDrainingIsForThisHostOrTheToken(t *testing.T) {
 	f(outside, 403, "Authorization", "Bearer wrong")
 	f(outside, 204, "Authorization", "Bearer secret")
 	f("127.0.0.1:1234", 403, "Origin", "http://elsewhere.example")
+}
+
+func TestFlagsAreNotShown(t *testing.T) {
+	if w := page(t, &admin.Admin{}, "127.0.0.1:1", "/debug/pprof/cmdline"); w.Code != http.StatusNotFound {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
+
+func TestOtherSitesCannotChangeAnything(t *testing.T) {
+	r := httptest.NewRequest(http.MethodPost, "/debug/pprof/symbol", nil)
+	r.RemoteAddr = "127.0.0.1:1"
+	r.Header.Set("Origin", "http://elsewhere.example")
+	r.Header.Set("Sec-Fetch-Site", "cross-site")
+	w := httptest.NewRecorder()
+	(&admin.Admin{Gatherer: prometheus.NewRegistry()}).Handler().ServeHTTP(w, r)
+	if w.Code != http.StatusForbidden {
+		t.Errorf("got %d", w.Code)
+	}
 }
 
 func TestHealth(t *testing.T) {

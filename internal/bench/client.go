@@ -237,13 +237,7 @@ func (r *reader) whole(body io.Reader) error {
 }
 
 // take reads one event of a stream.
-func (r *reader) take(data []byte) {
-	if r.answer.First > 0 && !r.keep && !openai.Notable(data) {
-		r.answer.Last = r.now
-		return
-	}
-	r.note(openai.ParseEvent(data), data)
-}
+func (r *reader) take(data []byte) { r.note(openai.ParseEvent(data), data) }
 
 func (r *reader) note(e openai.Event, data []byte) {
 	a := r.answer

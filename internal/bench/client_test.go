@@ -125,6 +125,31 @@ func TestTimesAreThoseOfGeneratedTokens(t *testing.T) {
 	}
 }
 
+// TestKeepingWhatWasGeneratedChangesNoTime has chunks that carry no token come
+// after the last one that does.
+func TestKeepingWhatWasGeneratedChangesNoTime(t *testing.T) {
+	for name, silent := range map[string]string{
+		"a reason to finish":   `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n",
+		"an empty delta":       `data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}]}` + "\n\n",
+		"an empty text":        `data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}` + "\n\n",
+		"no choice":            `data: {"choices":[]}` + "\n\n",
+		"another role's start": role,
+	} {
+		const pause = 60 * time.Millisecond
+		client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			write(w, hello+hello, pause.String(), silent, usage, done)
+		}, Config{})
+		for _, keep := range []bool{false, true} {
+			call := call
+			call.Keep = keep
+			a := client.Send(t.Context(), call)
+			if a.Failure != None || a.First == 0 || a.Last-a.First >= pause || a.Took < pause {
+				t.Errorf("%s, keep %v: %q, tokens from %v to %v of %v", name, keep, a.Failure, a.First, a.Last, a.Took)
+			}
+		}
+	}
+}
+
 func TestFailuresAreToldApart(t *testing.T) {
 	cut := func(w http.ResponseWriter) {
 		conn, _, err := http.NewResponseController(w).Hijack()

@@ -14,7 +14,7 @@ type Tally struct {
 	Prompt, Cached, Output int  // tokens, of those that succeeded
 	CachedKnown            bool // some answer said how many were cached, maybe none
 
-	Replicas map[string]int // requests by replica, of those that said so
+	Replicas map[string]int // by name: requests that succeeded, 0 of one that only failed
 	Failures map[Failure]int
 	Dropped  int   // turns that were not sent because one before them failed
 	Err      error // of the first failure
@@ -23,6 +23,7 @@ type Tally struct {
 // Add counts an answer; dropped is as in Loop.Done.
 func (t *Tally) Add(a Answer, dropped int) {
 	t.Late = append(t.Late, a.Late)
+	t.count(a.Replica, a.Failure == None)
 	if a.Failure != None {
 		if t.Failures == nil {
 			t.Failures = map[Failure]int{}
@@ -42,12 +43,21 @@ func (t *Tally) Add(a Answer, dropped int) {
 	t.Cached += a.Usage.Cached
 	t.Output += a.Usage.Completion
 	t.CachedKnown = t.CachedKnown || a.Usage.CachedKnown
-	if a.Replica != "" {
-		if t.Replicas == nil {
-			t.Replicas = map[string]int{}
-		}
-		t.Replicas[a.Replica]++
+}
+
+// count notes which replica answered, if that is known.
+func (t *Tally) count(replica string, succeeded bool) {
+	if replica == "" {
+		return
 	}
+	if t.Replicas == nil {
+		t.Replicas = map[string]int{}
+	}
+	n := t.Replicas[replica]
+	if succeeded {
+		n++
+	}
+	t.Replicas[replica] = n
 }
 
 // Failed returns how many requests failed.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
@@ -40,6 +41,8 @@ type Config struct {
 	// told to stop, after the delay.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 
+	Client  Client         `yaml:"client"`
+	Auth    auth.Config    `yaml:"auth"`
 	Replica replica.Config `yaml:"replica"`
 	Router  router.Config  `yaml:"router"`
 	Proxy   proxy.Config   `yaml:"proxy"`
@@ -48,19 +51,57 @@ type Config struct {
 	Demo int `yaml:"-"`
 	// Check says that the settings were only to be checked.
 	Check bool `yaml:"-"`
+	// HashKey is the name of the API key of which an entry was asked for, and
+	// nothing else.
+	HashKey string `yaml:"-"`
+	// File is the file that was read, "" if there was none.
+	File string `yaml:"-"`
+}
+
+// Client is the settings of connections from clients.
+type Client struct {
+	// TLSCert and TLSKey are PEM files; with them clients use HTTPS, and may use HTTP/2.
+	TLSCert string `yaml:"tls_cert"`
+	TLSKey  string `yaml:"tls_key"`
+	// MaxConnections bounds connections, idle ones included. More wait to be accepted.
+	MaxConnections int `yaml:"max_connections"`
+	// MaxHeaderBytes bounds a request's line and headers.
+	MaxHeaderBytes int `yaml:"max_header_bytes"`
+	// HeaderTimeout bounds the time that they, and a TLS handshake, take to come.
+	HeaderTimeout time.Duration `yaml:"header_timeout"`
+	// MaxStreams bounds the requests at once on a connection with HTTP/2.
+	MaxStreams int `yaml:"max_streams"`
+}
+
+// Validate reports the first setting that cannot work.
+func (c *Client) Validate() error {
+	switch {
+	case (c.TLSCert == "") != (c.TLSKey == ""):
+		return errors.New("client.tls_cert and client.tls_key go together: set both, or neither")
+	case c.MaxConnections < 1:
+		return fmt.Errorf("client.max_connections must be at least 1, not %d", c.MaxConnections)
+	case c.MaxHeaderBytes < 1<<10:
+		return fmt.Errorf("client.max_header_bytes must be at least 1 KiB, not %d bytes", c.MaxHeaderBytes)
+	case c.HeaderTimeout <= 0:
+		return fmt.Errorf("client.header_timeout must be above 0, not %v", c.HeaderTimeout)
+	case c.MaxStreams < 1:
+		return fmt.Errorf("client.max_streams must be at least 1, not %d", c.MaxStreams)
+	}
+	return nil
 }
 
 // Default returns the defaults.
 func Default() *Config {
 	return &Config{
 		Listen: ":8080", Admin: "127.0.0.1:9090", LogFormat: "text", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
+		Client:  Client{MaxConnections: 10000, MaxHeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, MaxStreams: 250},
 		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(),
 	}
 }
 
-// Logger returns a logger to w as the settings want it.
-func (c *Config) Logger(w io.Writer) *slog.Logger {
-	options := &slog.HandlerOptions{Level: c.LogLevel}
+// Logger returns a logger to w in the format that the settings name.
+func (c *Config) Logger(w io.Writer, level slog.Leveler) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level}
 	if c.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
@@ -80,6 +121,10 @@ func Env(name string) string {
 // structs' yaml tags, which a test compares.
 var keys = map[string]string{
 	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "log-format": "log_format", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
+	"tls-cert": "client.tls_cert", "tls-key": "client.tls_key", "max-connections": "client.max_connections", "max-header-bytes": "client.max_header_bytes", "client-header-timeout": "client.header_timeout", "max-streams": "client.max_streams",
+	"keys-file": "auth.keys_file", "salt-secret": "auth.salt_secret",
+	"replica-tls-ca": "replica.tls_ca", "replica-tls-cert": "replica.tls_cert", "replica-tls-key": "replica.tls_key", "replica-tls-server-name": "replica.tls_server_name", "replica-tls-insecure": "replica.tls_insecure",
+	"replica-auth": "proxy.replica_auth", "max-url-bytes": "proxy.max_url_bytes",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
 	"policy": "router.policy", "shadow": "router.shadow", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
 	"max-body-bytes": "proxy.max_body_bytes", "max-buffered-bytes": "proxy.max_buffered_bytes", "max-in-flight": "proxy.max_in_flight",
@@ -102,8 +147,21 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "`format` of log lines: text or json")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how long new requests are still served after a stop signal, while /readyz fails")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after that")
+	fs.StringVar(&c.Client.TLSCert, "tls-cert", c.Client.TLSCert, "PEM `file` with the certificate for clients: they then use HTTPS")
+	fs.StringVar(&c.Client.TLSKey, "tls-key", c.Client.TLSKey, "PEM `file` with the key of -tls-cert")
+	fs.IntVar(&c.Client.MaxConnections, "max-connections", c.Client.MaxConnections, "connections from clients at once; more wait to be accepted")
+	fs.IntVar(&c.Client.MaxHeaderBytes, "max-header-bytes", c.Client.MaxHeaderBytes, "longest request line and headers, in `bytes`")
+	fs.DurationVar(&c.Client.HeaderTimeout, "client-header-timeout", c.Client.HeaderTimeout, "time that a request's headers may take to come")
+	fs.IntVar(&c.Client.MaxStreams, "max-streams", c.Client.MaxStreams, "requests at once on a connection with HTTP/2")
+	fs.StringVar(&c.Auth.KeysFile, "keys-file", c.Auth.KeysFile, "YAML `file` with the API keys that let clients in; without it everyone is")
+	fs.StringVar(&c.Auth.SaltSecret, "salt-secret", c.Auth.SaltSecret, "`secret` from which cache salts of API keys are made, the same on all gateways; better set in the environment")
 	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port; give it once for each")
-	fs.StringVar(&c.Replica.Key, "replica-key", c.Replica.Key, "API `key` for probes of the replicas; requests carry the client's own")
+	fs.StringVar(&c.Replica.Key, "replica-key", c.Replica.Key, "API `key` of the replicas, for probes and, as -replica-auth says, requests")
+	fs.StringVar(&c.Replica.TLSCA, "replica-tls-ca", c.Replica.TLSCA, "PEM `file` with the authorities of https replicas, instead of the system's")
+	fs.StringVar(&c.Replica.TLSCert, "replica-tls-cert", c.Replica.TLSCert, "PEM `file` with the gateway's certificate towards replicas")
+	fs.StringVar(&c.Replica.TLSKey, "replica-tls-key", c.Replica.TLSKey, "PEM `file` with the key of -replica-tls-cert")
+	fs.StringVar(&c.Replica.TLSServerName, "replica-tls-server-name", c.Replica.TLSServerName, "`name` that replicas' certificates must have, instead of the address's")
+	fs.BoolVar(&c.Replica.TLSInsecure, "replica-tls-insecure", c.Replica.TLSInsecure, "do not check replicas' certificates (for trying out only)")
 	fs.DurationVar(&c.Replica.ProbeInterval, "probe-interval", c.Replica.ProbeInterval, "time between two probes of a replica")
 	fs.DurationVar(&c.Replica.ProbeTimeout, "probe-timeout", c.Replica.ProbeTimeout, "time that a probe may take")
 	fs.DurationVar(&c.Replica.ScrapeInterval, "scrape-interval", c.Replica.ScrapeInterval, "time between two readings of a replica's /metrics")
@@ -127,10 +185,13 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Proxy.WriteTimeout, "write-timeout", c.Proxy.WriteTimeout, "time that a client may not take what is sent to it; 0 is for ever")
 	fs.StringVar(&c.Proxy.Usage, "usage", c.Proxy.Usage, "how engines' token counts are come by: watch reads them `where` clients ask for them, ask also asks where a streaming client said nothing")
 	fs.IntVar(&c.Proxy.MetricModels, "metric-models", c.Proxy.MetricModels, "how many `models` have metrics of their own; the others share the name other")
+	fs.IntVar(&c.Proxy.MaxURLBytes, "max-url-bytes", c.Proxy.MaxURLBytes, "longest path and query of a request, in `bytes`")
+	fs.StringVar(&c.Proxy.ReplicaAuth, "replica-auth", c.Proxy.ReplicaAuth, "what requests to replicas prove themselves by: client (the client's own key), key (-replica-key), none, or auto: client without -keys-file, key with it (`mode`)")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
 	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")
 	fs.BoolVar(&c.Check, "check", false, "check the settings and exit")
+	fs.StringVar(&c.HashKey, "hash-key", "", "read an API key from standard input and print its entry for -keys-file under this `name`, and exit")
 	fs.IntVar(&c.Demo, "demo", 0, "try it: serve from `n` mock replicas inside this process")
 	fs.Usage = func() {
 		w := fs.Output()
@@ -201,7 +262,10 @@ func (c *Config) Validate() error {
 	if c.Demo > 0 {
 		checked.URLs = []string{"http://demo:1"}
 	}
-	for _, check := range []func() error{checked.Validate, c.Router.Validate, c.Proxy.Validate} {
+	if c.Proxy.ReplicaAuth == proxy.AuthKey && c.Replica.Key == "" {
+		return errors.New("proxy.replica_auth key sends replica.key, which is not set: set it (-replica-key), or replica_auth to none")
+	}
+	for _, check := range []func() error{c.Client.Validate, c.Auth.Validate, checked.Validate, c.Router.Validate, c.Proxy.Validate} {
 		if err := check(); err != nil {
 			return err
 		}

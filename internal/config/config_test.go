@@ -6,6 +6,7 @@ import (
 	"flag"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/auth"
 )
 
 // load loads the settings as the command does; vars are NAME=value.
@@ -41,6 +44,10 @@ func TestReadsGoodFiles(t *testing.T) {
 		"empty": func(*Config) {}, "comments": func(*Config) {},
 		"full": func(c *Config) {
 			c.Listen, c.Admin, c.AdminToken, c.LogLevel, c.DrainTimeout = "127.0.0.1:80", "[::1]:9090", `a "secret"`, slog.LevelDebug, 90*time.Second
+			c.Client = Client{TLSCert: "tls.crt", TLSKey: "tls.key", MaxConnections: 100, MaxHeaderBytes: 1 << 14, HeaderTimeout: time.Second, MaxStreams: 10}
+			c.Auth = auth.Config{KeysFile: "keys.yaml", SaltSecret: "0123456789abcdef"}
+			c.Replica.TLSCA, c.Replica.TLSCert, c.Replica.TLSKey, c.Replica.TLSServerName = "ca.crt", "r.crt", "r.key", "vllm"
+			c.Proxy.MaxURLBytes, c.Proxy.ReplicaAuth = 1024, "key"
 			c.Replica.URLs = []string{"http://10.0.0.1:8000", "https://vllm.example/team/a"}
 			c.Replica.Key, c.Replica.ProbeInterval, c.Replica.ProbeTimeout, c.Replica.ScrapeInterval = "sk-1", 500*time.Millisecond, time.Second, 10*time.Second
 			c.Router.Policy, c.Router.IndexBytes, c.Router.SessionSlack, c.Router.DecodeTokens = "least-tokens", 1<<30, 0, 0
@@ -55,6 +62,7 @@ func TestReadsGoodFiles(t *testing.T) {
 		"crlf":          func(c *Config) { c.Listen, c.Router.Policy = ":81", "random" },
 	} {
 		want := Default()
+		want.File = filepath.Join("testdata", name+".good.yaml")
 		change(want)
 		args := []string{"-config", filepath.Join("testdata", name+".good.yaml")}
 		if len(want.Replica.URLs) == 0 {
@@ -173,6 +181,17 @@ func TestRefusesWhatCannotWorkAndSaysWhatToDo(t *testing.T) {
 		{"-replica http://a:1 -max-buffered-bytes 5", nil, "max_buffered_bytes must be at least max_body_bytes"},
 		{"", []string{"WARMPATH_RETRY_BUDGET=some"}, `WARMPATH_RETRY_BUDGET: "some" is not a number, like 0.2`},
 		{"-demo 3 -replica http://a:1", nil, "demo and replica exclude each other"},
+		{"-replica http://a:1 -tls-cert a.crt", nil, "client.tls_cert and client.tls_key go together"},
+		{"-replica http://a:1 -max-connections 0", nil, "client.max_connections must be at least 1"},
+		{"-replica http://a:1 -max-header-bytes 9", nil, "client.max_header_bytes must be at least 1 KiB"},
+		{"-replica http://a:1 -client-header-timeout 0s", nil, "client.header_timeout must be above 0"},
+		{"-replica http://a:1 -max-streams 0", nil, "client.max_streams must be at least 1"},
+		{"-replica http://a:1 -max-url-bytes 0", nil, "max_url_bytes must be at least 256"},
+		{"-replica http://a:1 -salt-secret short", nil, "auth.salt_secret must have at least 16 characters"},
+		{"-replica http://a:1 -replica-auth clients", nil, "replica_auth must be auto, client, key or none"},
+		{"-replica http://a:1 -replica-auth key", nil, "set it (-replica-key)"},
+		{"-replica https://a:1 -replica-tls-key a.key", nil, "replica.tls_cert and replica.tls_key go together"},
+		{"-replica https://a:1 -replica-tls-insecure -replica-tls-ca a.crt", nil, "better tls_insecure"},
 		{"-demo 65", nil, "demo must be between 0 and 64"},
 		{"-demo -1", nil, "demo must be between 0 and 64"},
 		{"", []string{"WARMPATH_ATTEMPTS=few"}, `WARMPATH_ATTEMPTS: "few" is not a whole number`},
@@ -183,7 +202,7 @@ func TestRefusesWhatCannotWorkAndSaysWhatToDo(t *testing.T) {
 			t.Errorf("%s %v: got error %v, want %q", c.args, c.vars, err, c.want)
 		}
 	}
-	for _, args := range []string{"-demo 3", "-demo 64 -check", "-replica http://a:1 -listen :0 -admin [::1]:0"} {
+	for _, args := range []string{"-hash-key team", "-replica http://a:1 -replica-auth key -replica-key k", "-demo 3", "-demo 64 -check", "-replica http://a:1 -listen :0 -admin [::1]:0"} {
 		if _, err := load(strings.Fields(args)); err != nil {
 			t.Errorf("%s: %v", args, err)
 		}
@@ -297,7 +316,7 @@ func TestDocsExampleIsComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.Replica.URLs = got.Replica.URLs
+	want.Replica.URLs, want.File = got.Replica.URLs, got.File
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -305,6 +324,64 @@ func TestDocsExampleIsComplete(t *testing.T) {
 		name := key[strings.LastIndex(key, ".")+1:]
 		if !regexp.MustCompile(`(?m)^ *` + name + `:`).MatchString(example) {
 			t.Errorf("the example lacks %s", key)
+		}
+	}
+}
+
+// TestOtherHostsCannotReachTheAdminAddressUnlessToldSo holds the default.
+func TestOtherHostsCannotReachTheAdminAddressUnlessToldSo(t *testing.T) {
+	c, err := load([]string{"-demo", "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _, err := net.SplitHostPort(c.Admin)
+	if err != nil || !net.ParseIP(host).IsLoopback() {
+		t.Errorf("the admin address is %s", c.Admin)
+	}
+}
+
+// TestErrorsDoNotShowWhatIsNextToThem: a file of settings has secrets in it, and
+// errors go to the log.
+func TestErrorsDoNotShowWhatIsNextToThem(t *testing.T) {
+	for _, text := range []string{
+		"admin_token: TOPSECRET\n\tx: y\n", "replica: {key: TOPSECRET\n", "replica:\n  key: \"TOPSECRET\nproxy: 1\n", "replica:\n  key: TOPSECRET\n attempts: 3\n",
+		"admin_token: TOPSECRET\nadmin_token: TOPSECRET\n", "admin_token: TOPSECRET: x\n", "replica:\n  key: [TOPSECRET]\n", "replica:\n  urls: [ftp://user:TOPSECRET@a]\n", "replica:\n  urls: ['http://user:TOPSECRET@a']\n",
+	} {
+		_, err := load([]string{"-config", write(t, text)})
+		if err == nil || strings.Contains(err.Error(), "TOPSECRET") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestWhatARunningGatewayTakesOver(t *testing.T) {
+	old := Default()
+	next := Default()
+	next.Demo, next.Check = 3, true // no settings of a file
+	if taken, restart := Changed(old, next); taken != nil || restart != nil {
+		t.Errorf("equal: %q %q", taken, restart)
+	}
+	next.LogLevel, next.Listen, next.Auth.KeysFile, next.Replica.URLs, next.Router.DecodeTokens = slog.LevelDebug, ":1", "k", []string{"http://a"}, 7
+	taken, restart := Changed(old, next)
+	if want := []string{"auth.keys_file", "log_level"}; !slices.Equal(taken, want) {
+		t.Errorf("taken over %q, want %q", taken, want)
+	}
+	if want := []string{"listen", "replica.urls", "router.decode_tokens"}; !slices.Equal(restart, want) {
+		t.Errorf("after a restart %q, want %q", restart, want)
+	}
+	if next.Demo != 3 || !next.Check {
+		t.Error("comparing has changed the settings")
+	}
+	var documented []string
+	for _, m := range regexp.MustCompile("`([a-z_.]+)`").FindAllStringSubmatch(between(t, "reloadable"), -1) {
+		documented = append(documented, m[1])
+	}
+	if !slices.Equal(documented, reloadable) {
+		t.Errorf("docs/configuration.md has %q, the code %q", documented, reloadable)
+	}
+	for _, key := range reloadable {
+		if !slices.Contains(tags(reflect.TypeFor[Config](), ""), key) {
+			t.Errorf("there is no setting %s", key)
 		}
 	}
 }

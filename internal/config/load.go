@@ -35,6 +35,7 @@ func Load(args []string, env func(string) (string, bool), out io.Writer) (*Confi
 	}
 
 	c := Default()
+	c.File = path
 	if path != "" {
 		if err := readFile(path, c.Flags(new(string))); err != nil {
 			return nil, err
@@ -43,10 +44,13 @@ func Load(args []string, env func(string) (string, bool), out io.Writer) (*Confi
 	if err := readEnv(env, c.Flags(new(string))); err != nil {
 		return nil, err
 	}
-	last := c.Flags(&path)
+	last := c.Flags(new(string))
 	last.SetOutput(io.Discard)
 	if err := last.Parse(args); err != nil {
 		return nil, err
+	}
+	if c.HashKey != "" {
+		return c, nil
 	}
 	return c, c.Validate()
 }
@@ -96,7 +100,8 @@ func readFile(path string, flags *flag.FlagSet) error {
 	}
 	f, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return fmt.Errorf("config %s: %w", path, err)
+		first, _, _ := strings.Cut(err.Error(), "\n") // an excerpt would follow, with what may be secret
+		return fmt.Errorf("config %s: %s", path, first)
 	}
 	r := reader{path: path, flags: map[string]*flag.Flag{}, sections: map[string]bool{"": true}}
 	flags.VisitAll(func(f *flag.Flag) {

@@ -77,6 +77,39 @@ func TestUploadThatStopsIsEnded(t *testing.T) {
 	g.idle()
 }
 
+// TestBodiesThatNobodyReadsAreNotWaitedForLong: net/http reads what is left of a
+// body before it answers.
+func TestBodiesThatNobodyReadsAreNotWaitedForLong(t *testing.T) {
+	w := newWorker(t, fine(t))
+	keys := twoKeys(t, "")
+	g := start(t, func(c *config.Config) {
+		keys(c)
+		c.Proxy.UploadTimeout, c.Proxy.MaxBodyBytes = 200*time.Millisecond, 1<<10
+	}, w.url)
+	for name, f := range map[string]struct {
+		head   string
+		status int
+	}{
+		"without a key":     {"POST " + chatPath + " HTTP/1.1\r\nContent-Length: 1000\r\n", 401},
+		"of unknown length": {"POST " + chatPath + " HTTP/1.1\r\nTransfer-Encoding: chunked\r\n", 401},
+		"no such path":      {"POST /nothing HTTP/1.1\r\nContent-Length: 1000\r\nX-Api-Key: " + keyA + "\r\n", 404},
+		"another method":    {"PUT " + chatPath + " HTTP/1.1\r\nContent-Length: 1000\r\nX-Api-Key: " + keyA + "\r\n", 405},
+		"too large":         {"POST " + chatPath + " HTTP/1.1\r\nContent-Length: 2000\r\nX-Api-Key: " + keyA + "\r\n", 413},
+		"of a GET":          {"GET /v1/models HTTP/1.1\r\nContent-Length: 1000\r\nX-Api-Key: " + keyA + "\r\n", 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := g.raw(f.head + "Host: g\r\n\r\n")
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := whole(resp); got.status != f.status {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+		})
+	}
+}
+
 // TestClientThatDoesNotReadIsEnded: it holds neither memory nor its share of a
 // replica for ever, and the replica is not blamed.
 func TestClientThatDoesNotReadIsEnded(t *testing.T) {

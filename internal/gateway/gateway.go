@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,8 +17,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/net/netutil"
 
 	"github.com/warmpath/warmpath/internal/admin"
+	"github.com/warmpath/warmpath/internal/certs"
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/metrics"
 	"github.com/warmpath/warmpath/internal/proxy"
@@ -27,10 +30,13 @@ import (
 
 // Gateway is a whole gateway. Use it by New, Start and Stop, or by New and Run.
 type Gateway struct {
+	cfg                *config.Config // as started
 	log                *slog.Logger
 	pool               *replica.Pool
 	proxy              *proxy.Proxy
 	admin              *admin.Admin
+	certificate        certs.Pair // for clients
+	reloads            reloads
 	clients            *http.Server
 	admins             *http.Server
 	onClients, onAdmin net.Listener
@@ -43,10 +49,9 @@ type Gateway struct {
 	onStop            []func() // in the order of starting; undone in reverse
 }
 
-// Times that bound idle and half-open connections of clients. An answer may take
-// as long as it likes.
+// Bounds on idle and half-open connections. An answer may take as long as it likes.
 const (
-	headerTimeout = 10 * time.Second
+	headerTimeout = 10 * time.Second // of the admin address
 	idleTimeout   = 2 * time.Minute
 )
 
@@ -62,7 +67,7 @@ const (
 // New wires a gateway and binds its addresses; nothing is served yet. It is one
 // straight line on purpose: a part can only use what was made before it.
 func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
-	g := &Gateway{log: log, drainDelay: cfg.DrainDelay, drain: cfg.DrainTimeout, failed: make(chan error, 2)}
+	g := &Gateway{cfg: cfg, log: log, drainDelay: cfg.DrainDelay, drain: cfg.DrainTimeout, failed: make(chan error, 2)}
 	defer func() {
 		if err != nil {
 			g.undo()
@@ -106,6 +111,12 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		return nil, err
 	}
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
+	g.reloads.register(reg)
+	use, err := g.prepare(cfg)
+	if err != nil {
+		return nil, err
+	}
+	use()
 	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken, Explain: g.proxy.Explain}
 	g.admin = control
 
@@ -115,8 +126,16 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	if g.onAdmin, err = g.bind("admin", cfg.Admin); err != nil {
 		return nil, err
 	}
+	g.onClients = netutil.LimitListener(g.onClients, cfg.Client.MaxConnections)
 	g.clients = g.server(g.leaving(g.proxy.Handler()))
 	g.clients.ConnState = g.countConnection
+	g.clients.MaxHeaderBytes, g.clients.ReadHeaderTimeout = cfg.Client.MaxHeaderBytes, cfg.Client.HeaderTimeout
+	g.clients.DisableGeneralOptionsHandler = true // OPTIONS * is for the handler, as all else
+	if cfg.Client.TLSCert != "" {
+		g.clients.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificate.ForClients}
+		// A client that does not read its connection holds up the ends of its streams too.
+		g.clients.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: cfg.Client.MaxStreams, WriteByteTimeout: cfg.Proxy.WriteTimeout}
+	}
 	g.admins = g.server(control.Handler())
 	return g, nil
 }
@@ -157,8 +176,14 @@ func (g *Gateway) countConnection(_ net.Conn, state http.ConnState) {
 	}
 }
 
-// Addr returns the address that clients use, as http://host:port.
-func (g *Gateway) Addr() string { return "http://" + g.onClients.Addr().String() }
+// Addr returns the address that clients use, as http://host:port or https://host:port.
+func (g *Gateway) Addr() string {
+	scheme := "http://"
+	if g.cfg.Client.TLSCert != "" {
+		scheme = "https://"
+	}
+	return scheme + g.onClients.Addr().String()
+}
 
 // AdminAddr returns the admin address, as http://host:port.
 func (g *Gateway) AdminAddr() string { return "http://" + g.onAdmin.Addr().String() }
@@ -175,7 +200,11 @@ func (g *Gateway) Start() {
 	g.running.Go(func() { g.admin.Run(ctx) })
 	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
 		g.running.Go(func() {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) && !g.stopping.Load() {
+			serve := server.Serve
+			if server == g.clients && g.cfg.Client.TLSCert != "" {
+				serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
+			}
+			if err := serve(l); !errors.Is(err, http.ErrServerClosed) && !g.stopping.Load() {
 				g.failed <- fmt.Errorf("serve on %s: %w", l.Addr(), err)
 			}
 		})

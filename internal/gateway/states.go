@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
@@ -35,11 +36,13 @@ var (
 	replicaConnections   = describe("warmpath_replica_connections", "Connections to replicas that are open, probes' left out.")
 	retryBudget          = describe("warmpath_retry_budget", "Attempts beyond the first that all requests together have left.")
 	indexBytes           = describe("warmpath_index_bytes", "Memory of the index of prefixes.")
+	keyInFlight          = describe("warmpath_key_inflight", "Requests under way with the API key of that name.", "key")
+	keyPendingTokens     = describe("warmpath_key_pending_tokens", "Uncached prompt tokens of the requests with the API key of that name that are not prefilled yet.", "key")
 )
 
 // Describe sends the descriptions.
 func (s *states) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget} {
+	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget, keyInFlight, keyPendingTokens} {
 		ch <- d
 	}
 }
@@ -75,4 +78,25 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	gauge(replicaConnections, float64(load.Connections))
 	gauge(retryBudget, load.RetryBudget)
 	gauge(indexBytes, float64(s.router.IndexBytes()))
+	if keys := s.proxy.Keys(); keys != nil {
+		collectKeys(gauge, keys.List())
+	}
+}
+
+// collectKeys sends what holders of keys have under way. Names beyond the limit on
+// names share a series.
+func collectKeys(gauge func(*prometheus.Desc, float64, ...string), keys []*auth.Key) {
+	var others, requests, tokens float64
+	for _, k := range keys {
+		if k.Index() == 0 {
+			others, requests, tokens = others+1, requests+float64(k.Requests()), tokens+float64(k.PendingTokens())
+			continue
+		}
+		gauge(keyInFlight, float64(k.Requests()), k.Name)
+		gauge(keyPendingTokens, float64(k.PendingTokens()), k.Name)
+	}
+	if others > 0 {
+		gauge(keyInFlight, requests, auth.OtherName)
+		gauge(keyPendingTokens, tokens, auth.OtherName)
+	}
 }

@@ -5,6 +5,7 @@
 package lab
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -52,22 +53,33 @@ func simulate(t *testing.T, s Scenario, requests []*Request) *Result {
 
 func p95(r *Result) float64 { return r.Summarize(time.Second).P95 }
 
-func TestThePrefillsEndIsForeseenWithinAStep(t *testing.T) {
+// TestThePrefillsEndIsForeseen: the miss is less than a step of decoding beside a
+// tenth of the prefill, and, where prefills differ, much less than of who always says
+// the mean.
+func TestThePrefillsEndIsForeseen(t *testing.T) {
 	t.Parallel()
 	for _, budget := range []int{2048, 8192} {
-		for _, name := range []string{"prompts", "rag", "chat"} {
+		for name, most := range map[string]float64{"prompts": 0.45, "rag": 0.15, "unshared": 0.25} {
 			cfg := Engines()["8b"]
 			cfg.MaxBatchedTokens = budget
-			r := simulate(t, Scenario{Engine: cfg, Seed: 1}, workload(t, name, 0.75, 30*time.Second, 1))
-			var miss, real time.Duration
-			for i := range r.Misses {
-				miss += r.Misses[i]
-				real += r.TTFT[i]
+			r := simulate(t, Scenario{Engine: cfg, Seed: 1}, workload(t, name, 0.75, time.Minute, 1))
+			var real, miss, spread float64
+			n := 0.0
+			for i := range r.TTFT {
+				if r.Sent[i] > 15*time.Second { // before that it learns
+					real += r.TTFT[i].Seconds()
+					miss += r.Misses[i].Seconds()
+					n++
+				}
 			}
-			n := time.Duration(len(r.Misses))
-			step := cfg.StepBase + time.Duration(budget)*cfg.PrefillPerToken
-			if int(n) != len(r.TTFT) || miss/n > step+real/n/10 {
-				t.Errorf("%s, steps of %d tokens: the end of %d prefills is missed by %v on average, a step takes %v, a prefill %v", name, budget, n, miss/n, step, real/n)
+			for i := range r.TTFT {
+				if r.Sent[i] > 15*time.Second {
+					spread += math.Abs(r.TTFT[i].Seconds() - real/n)
+				}
+			}
+			t.Logf("%s, steps of %d tokens: prefills end after %.0f ms on average and %.0f ms from that, foreseen within %.0f ms", name, budget, 1000*real/n, 1000*spread/n, 1000*miss/n)
+			if len(r.Misses) != len(r.TTFT) || miss > most*spread {
+				t.Errorf("%s, steps of %d tokens: missed by %.0f ms on average, the mean by %.0f", name, budget, 1000*miss/n, 1000*spread/n)
 			}
 		}
 	}
@@ -213,20 +225,32 @@ func TestWrongOrMissingFactsCostLittle(t *testing.T) {
 	}
 }
 
+// TestEightGatewaysAreNearlyAsGoodAsOne, on means over three seeds. rag has a bar of
+// its own: its P95 lies between a document computed and one that another gateway's
+// request has to be waited for, and a few collisions more move it from one to the
+// other; the mean says what that is worth.
 func TestEightGatewaysAreNearlyAsGoodAsOne(t *testing.T) {
 	t.Parallel()
-	for name, most := range map[string]float64{"chat": 1.15, "agents": 1.15, "prompts": 1.45, "systems": 1.6, "hot": 1.45} {
+	for name, most := range map[string]struct{ p95, mean float64 }{
+		"chat": {1.1, 1.05}, "agents": {1.15, 1.1}, "prompts": {1.35, 1.2}, "systems": {1.5, 1.2}, "hot": {1.35, 1.15}, "rag": {1.9, 1.2},
+	} {
 		replicas := 16
 		if name == "hot" {
 			replicas = 8
 		}
-		requests := func() []*Request { return workload(t, name, 0.75, 30*time.Second, 6) }
-		one := simulate(t, Scenario{Replicas: replicas, Seed: 6}, requests()).Summarize(time.Second)
-		for _, n := range []int{2, 4, 8} {
-			many := simulate(t, Scenario{Replicas: replicas, Seed: 6, Gateways: n, LoadLag: 20 * time.Millisecond, PrefixLag: 250 * time.Millisecond}, requests()).Summarize(time.Second)
-			if many.P95 > most*one.P95 || many.Hit < one.Hit-0.02 {
-				t.Errorf("%s, %d gateways: P95 %.3f s and %.3f cached, one alone %.3f s and %.3f", name, n, many.P95, many.Hit, one.P95, one.Hit)
+		mean := func(gateways int) (all Summary) {
+			const seeds = 3
+			for seed := range uint64(seeds) {
+				s := Scenario{Replicas: replicas, Seed: seed, Gateways: gateways, LoadLag: 20 * time.Millisecond, PrefixLag: 250 * time.Millisecond}
+				one := simulate(t, s, workload(t, name, 0.75, 20*time.Second, seed)).Summarize(time.Second)
+				all.P95, all.Mean, all.Hit = all.P95+one.P95/seeds, all.Mean+one.Mean/seeds, all.Hit+one.Hit/seeds
 			}
+			return all
+		}
+		one, many := mean(1), mean(8)
+		t.Logf("%s: P95 %.3f s, mean %.3f s, %.3f cached; over 8 gateways %.3f, %.3f, %.3f", name, one.P95, one.Mean, one.Hit, many.P95, many.Mean, many.Hit)
+		if many.P95 > most.p95*one.P95 || many.Mean > most.mean*one.Mean || many.Hit < one.Hit-0.01 {
+			t.Errorf("%s over 8 gateways: P95 %.3f s, mean %.3f s, %.3f cached; one alone %.3f, %.3f, %.3f", name, many.P95, many.Mean, many.Hit, one.P95, one.Mean, one.Hit)
 		}
 	}
 }
@@ -266,7 +290,7 @@ func TestTheOracleSeesTheEngines(t *testing.T) {
 		}
 	}
 	run(engines[2], 0, prompt, 2) // computed and done
-	b, err := newBalancer(s, engines, rand.New(rand.NewPCG(1, 1)))
+	b, err := newBalancer(s, engines, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,16 +28,27 @@ var bounds = []string{oracle, pooled}
 // Policies lists every policy that can be simulated.
 func Policies() []string { return slices.Concat(router.Policies(), references, bounds) }
 
-func newBalancer(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) (balancer, error) {
+// Ours is the policy that the others are there to be compared with, Pooled the bound
+// of what a fleet with one cache would do.
+const (
+	Ours   = router.PrefixPolicy
+	Pooled = pooled
+)
+
+// IsBound reports whether a policy is a bound, which no gateway could follow.
+func IsBound(policy string) bool { return slices.Contains(bounds, policy) }
+
+func newBalancer(s Scenario, engines []*mockvllm.Engine, gateway int) (balancer, error) {
+	rnd := rand.New(rand.NewPCG(s.Seed, 77+uint64(gateway)<<8))
 	if slices.Contains(router.Policies(), s.Policy) {
-		return newRouted(s)
+		return newRouted(s, gateway)
 	}
 	if slices.Contains(bounds, s.Policy) {
 		return &bound{s: s, engines: engines, random: rnd}, nil
 	}
 	b := newReference(s, engines, rnd)
 	for i := range s.Replicas {
-		b.index.SetSlot(i, s.Engine.BlockSize, s.Engine.Blocks)
+		b.index.SetSlot(i, s.Engine.BlockSize, s.told())
 	}
 	switch s.Policy {
 	case "least-requests":

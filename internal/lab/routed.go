@@ -23,10 +23,10 @@ type routed struct {
 	noUsage bool
 }
 
-func newRouted(s Scenario) (*routed, error) {
+func newRouted(s Scenario, gateway int) (*routed, error) {
 	cfg := router.DefaultConfig()
-	cfg.MaxWait = 0 // an overloaded fleet shows in the times
-	cfg.Policy, cfg.Seed = s.Policy, s.Seed
+	cfg.MaxWait = 0                                               // an overloaded fleet shows in the times
+	cfg.Policy, cfg.Seed = s.Policy, s.Seed+uint64(gateway)<<32+1 // 0 would make it different in each run
 	r, err := router.New(cfg)
 	if err != nil {
 		return nil, err
@@ -35,11 +35,7 @@ func newRouted(s Scenario) (*routed, error) {
 	for i := range s.Replicas {
 		rep := replica.Virtual(fmt.Sprintf("replica-%d:8000", i), i)
 		b.all = append(b.all, rep)
-		facts := replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.Engine.Blocks}
-		if s.Capacity != 0 {
-			facts.Blocks = int(max(0, s.Capacity) * float64(s.Engine.Blocks))
-		}
-		r.Told(rep, facts)
+		r.Told(rep, replica.Facts{BlockSize: s.Engine.BlockSize, Blocks: s.told()})
 	}
 	return b, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/mockvllm"
@@ -39,6 +40,17 @@ type Scenario struct {
 	// LoadLag and PrefixLag are how late a gateway learns what another has sent and
 	// what replicas hold by that; [Never] is not at all. Only our own policies share.
 	LoadLag, PrefixLag time.Duration
+}
+
+// told is how many blocks a replica says it has.
+func (s *Scenario) told() int {
+	switch {
+	case s.Capacity < 0:
+		return 0
+	case s.Capacity == 0:
+		return s.Engine.Blocks
+	}
+	return int(float64(s.Engine.Blocks) * s.Capacity)
 }
 
 // Never is the lag of what is not shared.
@@ -116,8 +128,12 @@ func Simulate(s Scenario, requests []*Request) (*Result, error) {
 	for i := range f.engines {
 		f.flights[i], f.next[i] = map[uint64]*flight{}, mockvllm.Idle
 	}
-	for g := range max(1, s.Gateways) {
-		b, err := newBalancer(s, f.engines, rand.New(rand.NewPCG(s.Seed, 77+uint64(g)<<8)))
+	gateways := max(1, s.Gateways)
+	if IsBound(s.Policy) {
+		gateways = 1 // they see all there is
+	}
+	for g := range gateways {
+		b, err := newBalancer(s, f.engines, g)
 		if err != nil {
 			return nil, err
 		}
@@ -160,11 +176,16 @@ func Simulate(s Scenario, requests []*Request) (*Result, error) {
 // share sends a gateway's word to the others.
 func (f *fleet) share(from int, e router.Event) {
 	lag := f.s.LoadLag
-	if e.Kind == router.Holds {
+	if e.Kind >= router.Holds {
 		lag = f.s.PrefixLag
 	}
 	if lag == Never {
 		return
+	}
+	if e.Chain != nil { // it is the sender's again when this returns
+		c := *e.Chain
+		c.Cuts, c.Answers = slices.Clone(c.Cuts), slices.Clone(c.Answers)
+		e.Chain = &c
 	}
 	f.push(event{at: f.now + lag, word: &e, from: from})
 }

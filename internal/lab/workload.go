@@ -221,7 +221,7 @@ func Workloads(load float64, span time.Duration) []Workload {
 		{"bursts", 8, "70b", func(rnd *rand.Rand) []*Request {
 			var id ids
 			var out []*Request
-			for burst := range int(span.Seconds() / 20 * load) {
+			for burst := range max(1, int(span.Seconds()/20*load)) {
 				prompt := id.text(8192)
 				for range 200 {
 					q := &Request{At: seconds(float64(burst)*20/load + rnd.Float64()*0.01), Session: uint64(len(out)) + 1}

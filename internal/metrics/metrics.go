@@ -89,6 +89,7 @@ type Metrics struct {
 	prompt, predicted, cached    *prometheus.CounterVec
 	unreported, faults, gap      *prometheus.CounterVec
 	shadow                       shadow
+	keyRequests                  *prometheus.CounterVec
 }
 
 // New registers the metrics.
@@ -131,6 +132,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		faults:       counter("warmpath_replica_faults_total", "Faults that requests showed of a replica, by kind.", "replica", "fault"),
 		gap:          counter("warmpath_gap_tokens_total", "Prompt tokens by why they were computed (new, elsewhere, evicted, mismatch) or cached against expectation (unknown).", "replica", "reason"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
+		keyRequests:  counter("warmpath_key_requests_total", "Requests with an API key by the key's name and the hundred of the status that the client got.", "key", "class"),
 	}
 	for _, reason := range [...]string{"overloaded", "in_flight", "buffer_full", "not_ready"} {
 		m.refused.WithLabelValues(reason) // an alert must be able to tell 0 from nothing
@@ -212,6 +214,12 @@ func (m *Metrics) Decision(policy, reason string) prometheus.Counter {
 // Requests resolves the counter of requests that ended with a status.
 func (m *Metrics) Requests(model, endpoint, code string) prometheus.Counter {
 	return m.requests.WithLabelValues(model, endpoint, code)
+}
+
+// KeyRequests resolves the counter of requests with an API key that ended with a
+// status of that class.
+func (m *Metrics) KeyRequests(key, class string) prometheus.Counter {
+	return m.keyRequests.WithLabelValues(key, class)
 }
 
 // Refusal counts a request that the gateway refused; reason is one of a fixed few.

@@ -108,12 +108,9 @@ func (s *Server) drive() {
 		case <-timer.C:
 		case <-s.wake:
 		}
-		// A step ends when its time is over, not when this goroutine hears of it: timers are late by up to a
-		// millisecond, which would add up over an answer's tokens.
-		now := min(time.Since(s.start), next)
 		var events []Event
 		s.mu.Lock()
-		events, next = s.engine.Step(now)
+		events, next = s.engine.Step(stepTime(time.Since(s.start), next))
 		for _, ev := range events {
 			s.deliver(ev)
 		}
@@ -123,6 +120,20 @@ func (s *Server) drive() {
 			timer.Reset(next - time.Since(s.start))
 		}
 	}
+}
+
+// catchUp is the lateness from which on a replica stood still: twice the 10 ms that the Go runtime lets a goroutine run
+// before another one's turn. Timers add up to a millisecond.
+const catchUp = 20 * time.Millisecond
+
+// stepTime is when a step that was to end at next has ended, now that its end is heard of: at next if that is only a
+// little ago, for small lateness would add up over an answer's tokens. A replica that stood still goes on from now, as
+// an engine would, and does not do all it missed at once.
+func stepTime(now, next time.Duration) time.Duration {
+	if late := now - next; late > 0 && late < catchUp {
+		return next
+	}
+	return now
 }
 
 // kick makes the driver step soon.

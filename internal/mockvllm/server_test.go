@@ -584,6 +584,52 @@ func TestLateTimersDoNotAddUp(t *testing.T) {
 	t.Errorf("%d steps of %v took %v", tokens, step, took)
 }
 
+// TestAStopIsNotCaughtUp: a replica whose process or machine stands still loses that
+// time, as an engine does, and does not make up for it at once when it goes on.
+func TestAStopIsNotCaughtUp(t *testing.T) {
+	const step, tokens, stop = 5 * time.Millisecond, 60, 300 * time.Millisecond
+	r := newReplica(t, func(c *Config) { c.StepBase, c.DecodePerSeq = step, 0 })
+	start := time.Now()
+	resp, err := r.do("/v1/completions", fmt.Sprintf(`{"prompt":[1],"max_tokens":%d,"stream":true}`, tokens))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	in := bufio.NewReader(resp.Body)
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock() // stops the driver, in real time: virtual time waits for locks
+	time.Sleep(stop)
+	r.mu.Unlock()
+	if _, err := io.Copy(io.Discard, in); err != nil {
+		t.Fatal(err)
+	}
+	// The step under way at the stop is all that may pass meanwhile.
+	if took, least := time.Since(start), tokens*step+stop-step; took < least {
+		t.Errorf("%d steps of %v and a stop of %v took %v, want at least %v", tokens, step, stop, took, least)
+	}
+}
+
+func TestOnlyALittleLatenessIsCaughtUp(t *testing.T) {
+	const next = time.Second
+	for now, want := range map[time.Duration]time.Duration{
+		next - time.Millisecond:      next - time.Millisecond, // woken by new work
+		next:                         next,
+		next + time.Millisecond:      next,
+		next + catchUp - 1:           next,
+		next + catchUp:               next + catchUp,
+		next + 2500*time.Millisecond: next + 2500*time.Millisecond,
+	} {
+		if got := stepTime(now, next); got != want {
+			t.Errorf("a step that ends after %v, heard of after %v: %v, want %v", next, now, got, want)
+		}
+	}
+	if got := stepTime(next, Idle); got != next {
+		t.Errorf("work for an idle engine after %v begins after %v", next, got)
+	}
+}
+
 func TestStretchScalesEveryTime(t *testing.T) {
 	c := DefaultConfig()
 	c.AttentionPerPair = 0.5

@@ -220,15 +220,12 @@ func (c *Cache) contents(ctx context.Context, m Model) ([]content, error) {
 		}
 	}
 	if files == nil {
-		found, err := ReadManifest(ctx, m.Source)
+		found, err := c.publishedManifest(ctx, m)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return c.listing(ctx, m)
 		case err != nil:
 			return nil, err
-		}
-		if got := found.Digest(); got != m.Digest {
-			return nil, fmt.Errorf("%w: the manifest at the source has %s, expected is %s", ErrDigest, got, m.Digest)
 		}
 		files = found
 	}

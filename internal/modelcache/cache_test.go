@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -684,7 +685,8 @@ func TestADamagedModelIsFetchedAgainWhereItIsDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(r.Path+"/model-2.safetensors", mib); err != nil {
+	damaged := r.Path + "/model-2.safetensors"
+	if err := errors.Join(os.Chmod(damaged, 0o644), os.Truncate(damaged, mib)); err != nil {
 		t.Fatal(err)
 	}
 	o.sent.Store(0)
@@ -694,5 +696,113 @@ func TestADamagedModelIsFetchedAgainWhereItIsDamaged(t *testing.T) {
 	check(t, r.Path, files)
 	if got := o.sent.Load(); got != 2*mib {
 		t.Errorf("%d bytes were sent for a file of %d", got, 2*mib)
+	}
+}
+
+// TestAModelOfManyFilesNeedsFewOfThemOpen pulls more files than the process may have
+// open, in both ways to prove them.
+func TestAModelOfManyFilesNeedsFewOfThemOpen(t *testing.T) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = min(few.Cur, 200)
+	files := map[string][]byte{}
+	for i := range 2 * few.Cur {
+		files[fmt.Sprintf("part-%04d", i)] = fmt.Appendf(nil, "%d", i)
+	}
+	listed, unlisted := t.TempDir(), t.TempDir()
+	for name, content := range files {
+		if err := errors.Join(os.WriteFile(filepath.Join(listed, name), content, 0o644), os.WriteFile(filepath.Join(unlisted, name), content, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := manifestOf(t, files)
+	if err := os.WriteFile(filepath.Join(listed, manifest.Name), m.Text(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) })
+	for name, dir := range map[string]string{"with a manifest": listed, "without": unlisted} {
+		t.Run(name, func(t *testing.T) {
+			from, err := source.New(dir, "", source.Config{}, os.LookupEnv)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newCache(t, 1<<30)
+			if _, err := c.Ensure(t.Context(), Model{Digest: m.Digest(), Name: dir, Source: from}, "", nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestTheFirstAnswersOfASourceMayBeBad spoils the manifest and the listing, on which
+// everything else rests and for which all other pulls of the model wait.
+func TestTheFirstAnswersOfASourceMayBeBad(t *testing.T) {
+	for name, f := range map[string]func(w http.ResponseWriter, r *http.Request, text []byte){
+		"busy": func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"silent": func(w http.ResponseWriter, r *http.Request, _ []byte) {
+			w.Header().Set("Content-Length", "1000")
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		},
+		"cut": func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) },
+		"wrong": func(w http.ResponseWriter, _ *http.Request, text []byte) {
+			_, _ = w.Write(append([]byte("x"), text...))
+		},
+	} {
+		for _, listed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, listed %v", name, listed), func(t *testing.T) {
+				files := weights(9, mib)
+				m := manifestOf(t, files)
+				if listed {
+					files[manifest.Name] = m.Text()
+				}
+				o := newOrigin(t, files)
+				spoil := atomic.Bool{}
+				spoil.Store(true)
+				inner := o.Config.Handler
+				o.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					first := r.URL.Query().Has("list-type") && name != "wrong" || listed && strings.HasSuffix(r.URL.Path, manifest.Name)
+					if first && spoil.Swap(false) {
+						f(w, r, m.Text())
+						return
+					}
+					inner.ServeHTTP(w, r)
+				})
+				c := newCache(t, 1<<30)
+				cfg := quick
+				cfg.StallTimeout = 300 * time.Millisecond
+				c.fetch = fetch.New(cfg)
+				r, err := c.Ensure(t.Context(), o.bucket(t, m.Digest()), "", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				delete(files, manifest.Name)
+				check(t, r.Path, files)
+				if spoil.Load() && (listed || name != "wrong") {
+					t.Error("nothing was spoiled")
+				}
+			})
+		}
+	}
+}
+
+// TestFilesThatCannotBeOneDirectoryAreNotFetched has keys that a bucket may have.
+func TestFilesThatCannotBeOneDirectoryAreNotFetched(t *testing.T) {
+	files := map[string][]byte{"a": make([]byte, mib), "a/b": make([]byte, mib)}
+	o := newOrigin(t, files)
+	digest := manifestOf(t, weights(1, 1)).Digest()
+	_, err := newCache(t, 1<<30).Ensure(t.Context(), o.bucket(t, digest), "", nil)
+	if err == nil || !strings.Contains(err.Error(), "a is a file and a directory") {
+		t.Error(err)
+	}
+	if n := o.sent.Load(); n > 0 {
+		t.Errorf("%d bytes were fetched", n)
 	}
 }

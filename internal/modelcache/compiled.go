@@ -38,7 +38,7 @@ func (c *Cache) SaveCompiled(ctx context.Context, key CompileKey, dir string) (m
 	if err != nil {
 		return "", err
 	}
-	contents, err := Digest(ctx, from, nil)
+	contents, err := digest(ctx, c.fetch, from)
 	if err != nil {
 		return "", err
 	}

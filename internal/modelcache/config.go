@@ -135,13 +135,13 @@ func (c *Config) Resolve(lookup func(string) (string, bool)) (Model, error) {
 	digest, err := manifest.ParseDigest(c.Model.ExpectedDigest)
 	if err != nil {
 		return Model{}, fmt.Errorf("model.expectedDigest: %w; `modelcache manifest %s` computes it",
-			err, strings.TrimSuffix(c.Model.Repository+"/"+c.Model.Revision, "/"))
+			err, strings.TrimSuffix(source.Redacted(c.Model.Repository)+"/"+c.Model.Revision, "/"))
 	}
 	from, err := source.New(c.Model.Repository, c.Model.Revision, c.Source, lookup)
 	if err != nil {
 		return Model{}, err
 	}
-	m := Model{Digest: digest, Name: strings.TrimSpace(c.Model.Repository + " " + c.Model.Revision), Source: from}
+	m := Model{Digest: digest, Name: strings.TrimSpace(source.Redacted(c.Model.Repository) + " " + c.Model.Revision), Source: from}
 	if c.Model.Manifest != "" {
 		text, err := os.ReadFile(c.Model.Manifest)
 		if err != nil {

@@ -131,3 +131,17 @@ func TestSettingsAreDocumented(t *testing.T) {
 		t.Errorf("docs/modelcache.md has %s, which is no key", key)
 	}
 }
+
+// TestAModelsNameHasNoSecret looks at what is logged, kept on the disk and served.
+func TestAModelsNameHasNoSecret(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Model = ModelConfig{Repository: "https://me:hidden@h/{revision}?sig=hidden", Revision: "v1", ExpectedDigest: "sha256:" + strings.Repeat("0", 64)}
+	m, err := cfg.Resolve(func(string) (string, bool) { return "", false })
+	if err != nil || m.Name != "https://h/{revision} v1" {
+		t.Errorf("%q, %v", m.Name, err)
+	}
+	cfg.Model.ExpectedDigest = "none"
+	if _, err := cfg.Resolve(func(string) (string, bool) { return "", false }); err == nil || strings.Contains(err.Error(), "hidden") {
+		t.Error(err)
+	}
+}

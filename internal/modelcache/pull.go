@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"syscall"
@@ -30,24 +29,34 @@ const (
 	maxFiles = 100_000
 )
 
-// ReadManifest reads a source's manifest. The error is fs.ErrNotExist if it has none.
-func ReadManifest(ctx context.Context, from source.Source) (*manifest.Manifest, error) {
-	body, err := from.Open(ctx, manifest.Name, 0, -1, "")
-	if err != nil {
-		return nil, err
+// publishedManifest reads the source's manifest and proves it. The error is
+// fs.ErrNotExist if there is none.
+func (c *Cache) publishedManifest(ctx context.Context, m Model) (*manifest.Manifest, error) {
+	for try := 1; ; try++ {
+		text, err := c.fetch.ReadAll(ctx, m.Source, manifest.Name, manifest.MaxBytes)
+		if err != nil {
+			return nil, err
+		}
+		found, err := manifest.Parse(text)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%w: %s at the source: %w", ErrDigest, manifest.Name, err)
+		case found.Digest() == m.Digest:
+			return found, nil
+		default:
+			err = fmt.Errorf("%w: the manifest at the source has %s, expected is %s", ErrDigest, found.Digest(), m.Digest)
+		}
+		if try == downloads {
+			return nil, err
+		}
+		c.log.Warn("wrong content", "file", manifest.Name, "source", m.Name, "err", err)
 	}
-	defer func() { _ = body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(body, manifest.MaxBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", manifest.Name, err)
-	}
-	return manifest.Parse(text)
 }
 
 // listing is the contents of a source without a manifest. A file's download is named
 // by where it is and which version, so that it can be resumed.
 func (c *Cache) listing(ctx context.Context, m Model) ([]content, error) {
-	objects, err := List(ctx, m.Source)
+	objects, err := list(ctx, c.fetch, m.Source)
 	if err != nil {
 		return nil, err
 	}
@@ -59,10 +68,10 @@ func (c *Cache) listing(ctx context.Context, m Model) ([]content, error) {
 	return contents, nil
 }
 
-// List returns a source's files, sorted and with names that are safe, without the
-// manifest.
-func List(ctx context.Context, from source.Source) ([]source.Object, error) {
-	objects, err := from.List(ctx)
+// list returns a source's files, sorted and with names that are safe and can be those
+// of one directory, without the manifest.
+func list(ctx context.Context, f *fetch.Fetcher, from source.Source) ([]source.Object, error) {
+	objects, err := f.List(ctx, from, maxFiles)
 	if errors.Is(err, source.ErrNoListing) {
 		return nil, fmt.Errorf("no %s at the source: %w; put the file that `modelcache manifest` makes beside the model's files, or name a local one in model.manifest", manifest.Name, err)
 	}
@@ -73,16 +82,12 @@ func List(ctx context.Context, from source.Source) ([]source.Object, error) {
 	if len(objects) == 0 {
 		return nil, errors.New("the source has no files there: check model.repository and model.revision")
 	}
-	if len(objects) > maxFiles {
-		return nil, fmt.Errorf("the source has %d files there, at most %d are pulled: check model.repository and model.revision", len(objects), maxFiles)
-	}
-	for _, o := range objects {
-		if err := manifest.CheckPath(o.Path); err != nil {
-			return nil, err
-		}
-	}
 	slices.SortFunc(objects, func(a, b source.Object) int { return strings.Compare(a.Path, b.Path) })
-	return objects, nil
+	paths := make([]string, 0, len(objects))
+	for _, o := range objects {
+		paths = append(paths, o.Path)
+	}
+	return objects, manifest.CheckPaths(paths)
 }
 
 // pullListed fetches what is missing of a model whose files' digests are known. Each
@@ -208,7 +213,10 @@ func (c *Cache) downloadAll(ctx context.Context, m Model, contents []content, pr
 		group.Go(func() error {
 			digest, part, err := c.download(ctx, m, o, progress)
 			files[i], parts[i] = manifest.File{Path: o.Path, Size: o.Size, Digest: digest}, part
-			return err
+			if err != nil {
+				return err
+			}
+			return part.Rest()
 		})
 	}
 	err := group.Wait()

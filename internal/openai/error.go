@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Error is an error in OpenAI's form, which every SDK of the API can read.
+// Error is an error in OpenAI's form, which every SDK of the API can read; for
+// Messages it has what Anthropic's look for beside it.
 type Error struct {
 	Status     int           // HTTP status
 	Type       string        // class, e.g. invalid_request_error
@@ -18,6 +19,7 @@ type Error struct {
 	Message    string        // for people
 	RetryAfter time.Duration // > 0: sent as Retry-After, in whole seconds
 	Final      bool          // sent as x-should-retry: false, by which SDKs know not to send the request again
+	Endpoint   Endpoint      // whose clients will read it
 }
 
 // Error returns the message.
@@ -38,6 +40,9 @@ func (e *Error) Write(w http.ResponseWriter) {
 		h.Set("X-Should-Retry", "false")
 	}
 	body := e.JSON()
+	if e.Endpoint == Messages {
+		body = append([]byte(`{"type":"error",`), body[1:]...)
+	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(e.Status)
 	_, _ = w.Write(body) // the client has gone if this fails

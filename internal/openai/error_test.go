@@ -45,6 +45,24 @@ func TestErrorsHaveTheFormThatClientsRead(t *testing.T) {
 	}
 }
 
+// TestErrorsOfMessagesAreAnthropicsToo: the SDKs look at type before anything else.
+func TestErrorsOfMessagesAreAnthropicsToo(t *testing.T) {
+	for _, endpoint := range []Endpoint{Other, Chat, Completions, Responses, Messages} {
+		w := httptest.NewRecorder()
+		(&Error{Status: 429, Type: "rate_limit_error", Code: "c", Message: "m", Endpoint: endpoint}).Write(w)
+		var got struct {
+			Type  string
+			Error struct{ Type, Message, Code string }
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Header().Get("Content-Length") != strconv.Itoa(w.Body.Len()) {
+			t.Fatal(err, w.Header())
+		}
+		if want := map[bool]string{true: "error"}[endpoint == Messages]; got.Type != want || got.Error.Type != "rate_limit_error" || got.Error.Message != "m" {
+			t.Errorf("%v: %s", endpoint, w.Body)
+		}
+	}
+}
+
 func TestErrorsAreJSONWhateverTheirText(t *testing.T) {
 	if e := (&Error{Message: "a\xffb"}); !json.Valid(e.JSON()) {
 		t.Errorf("%s", e.JSON())

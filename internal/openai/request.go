@@ -112,7 +112,7 @@ func Parse(endpoint Endpoint, body []byte) (Request, error) {
 			logprobs = s.Kind() != jsonscan.Null
 			s.Skip()
 		default:
-			if endpoint == Other {
+			if endpoint == Other && string(name) != "cache_salt" {
 				s.Skip()
 			} else {
 				r.Prompt.take(endpoint, name, &s)

@@ -38,7 +38,7 @@ type edge struct {
 	tokens []int32
 	from   int32
 	// learned is true if the tokens were adjusted to what an engine counted, exact
-	// if the last cut's are just what it counted.
+	// if all up to the last cut were just what it counted, the last time it did.
 	learned, exact bool
 	parent         int32 // the edge before this one, or none
 	children       int32

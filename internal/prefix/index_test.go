@@ -430,14 +430,76 @@ func TestWhatIsLearnedOfABeginningHoldsForAllThatFollowIt(t *testing.T) {
 	}
 	x.Learn(a, 0, 300) // half of what was thought: the first 400 are 200
 	m := make([]Match, 1)
-	if known := x.Find(b, m); known.Tokens != 400 || m[0].Tokens != 400 || x.TokensAt(b, 1) != 200 || x.TokensAt(b, 2) != 400 {
-		t.Errorf("the other prompt counts %+v, %+v, its beginning %d: want 200 for the beginning, and its own 200 as they were", known, m[0], x.TokensAt(b, 1))
+	at := func(c *Chain, cut int32) int { n, _ := x.TokensAt(c, cut); return n }
+	if known := x.Find(b, m); known.Tokens != 400 || m[0].Tokens != 400 || at(b, 1) != 200 || at(b, 2) != 400 {
+		t.Errorf("the other prompt counts %+v, %+v, its beginning %d: want 200 for the beginning, and its own 200 as they were", known, m[0], at(b, 1))
 	}
 	x.Learn(b, 0, 290)
 	if known := x.Find(b, m); known.Tokens != 290 || m[0].Tokens != 290 {
 		t.Errorf("after its own count %+v, %+v, want 290", known, m[0])
 	}
+	if known := x.Find(a, m); known.Tokens < 270 || known.Tokens > 310 {
+		t.Errorf("the first prompt counts %d, want some 300", known.Tokens)
+	}
+	x.Learn(a, 0, 300)
 	if known := x.Find(a, m); known.Tokens != 300 {
-		t.Errorf("the first prompt counts %d, want 300", known.Tokens)
+		t.Errorf("the first prompt counts %d after it was counted again, want 300", known.Tokens)
+	}
+}
+
+// TestADenseTailDoesNotMisjudgeTheBeginningForGood: tails of other scripts than the
+// beginning that they share have more tokens than were estimated. What many prompts
+// say of the beginning wins in the end.
+func TestADenseTailDoesNotMisjudgeTheBeginningForGood(t *testing.T) {
+	const beginning, tail = 8000, 2000 // really; the tail is estimated at half
+	x := NewIndex(1 << 20)
+	chain := func(i int) *Chain {
+		return &Chain{Cuts: []Cut{{1, 4000}, {2, beginning}, {Hash(10 + i), beginning + tail/2}}, Tokens: beginning + tail/2}
+	}
+	m := make([]Match, 1)
+	for i := range 40 {
+		c := chain(i)
+		x.Reserve(c, 0, 1)
+		x.Confirm(c, 0, 1)
+		x.Learn(c, 0, beginning+tail)
+		if known := x.Find(c, m); known.Tokens != beginning+tail {
+			t.Fatalf("prompt %d counts %d after it was counted", i, known.Tokens)
+		}
+		if n, exact := x.TokensAt(c, 1); n < 7900 || n > 9300 || exact {
+			t.Fatalf("after %d prompts the beginning counts %d (exact: %v), really %d", i+1, n, exact, beginning)
+		}
+	}
+	short := &Chain{Cuts: []Cut{{1, 4000}, {2, beginning}, {9, beginning + 100}}, Tokens: beginning + 100}
+	x.Reserve(short, 0, 1)
+	x.Confirm(short, 0, 1)
+	for range 20 { // it says nearly all there is to say about the beginning
+		x.Learn(short, 0, beginning+100)
+	}
+	if n, _ := x.TokensAt(short, 2); n != beginning+100 {
+		t.Errorf("the short prompt counts %d, want %d", n, beginning+100)
+	}
+	if n, _ := x.TokensAt(short, 1); n < 7900 || n > beginning+100 {
+		t.Errorf("the beginning counts %d, really %d", n, beginning)
+	}
+}
+
+// TestAnExactCountIsCorrectedWhenItsBeginningMoves: A's count held while its
+// beginning was a guess; that is counted itself later.
+func TestAnExactCountIsCorrectedWhenItsBeginningMoves(t *testing.T) {
+	x := NewIndex(1 << 20)
+	a := &Chain{Cuts: []Cut{{1, 200}, {2, 400}, {10, 600}}, Tokens: 600}
+	front := &Chain{Cuts: a.Cuts[:2], Tokens: 400}
+	for _, c := range []*Chain{front, a} {
+		x.Reserve(c, 0, 1)
+		x.Confirm(c, 0, 1)
+	}
+	x.Learn(a, 0, 300)
+	x.Learn(front, 0, 250)
+	x.Learn(a, 0, 300)
+	if n, exact := x.TokensAt(a, 2); n != 300 || !exact {
+		t.Errorf("all of it counts %d (exact: %v), want 300", n, exact)
+	}
+	if n, exact := x.TokensAt(a, 1); n != 250 || !exact {
+		t.Errorf("its beginning counts %d (exact: %v), want 250", n, exact)
 	}
 }

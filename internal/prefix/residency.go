@@ -263,48 +263,76 @@ func (x *Index) Undo(c *Chain, s int) {
 	}
 }
 
+// Withdraw takes back that slot s holds c, as far as no other touch says it.
+func (x *Index) Withdraw(c *Chain, s int) {
+	x.follow(c, s)
+	for _, st := range slices.Backward(x.path) {
+		if g := x.segs.get(st.seg); g.before != 0 || g.pending > 0 {
+			return
+		}
+		x.drop(&x.slots[s], st.seg)
+	}
+}
+
+// learnedShare is how much of an error an edge takes that other prompts have taught
+// about, against one of which nothing is known yet.
+const learnedShare = 0.25
+
 // Learn takes the number of tokens that an engine counted in the whole of c. What
-// was wrong is shared out over the cuts that nothing was learned about yet.
+// was wrong is shared out over the edges behind the last place whose count is exact,
+// by their tokens: a beginning that many prompts share moves a little with each, to
+// what fits all of them.
 func (x *Index) Learn(c *Chain, s int, tokens int) {
 	end := x.followAll(c, s)
 	if end == nil {
 		return
 	}
-	last := x.edges.get(end.edge)
-	if last.exact {
-		return
-	}
-	first := len(x.path) - 1
-	for first > 0 && !x.edges.get(x.path[first-1].edge).learned {
-		first--
-	}
-	base, now := int32(0), int32(0)
+	first, base, total := 0, int32(0), int32(0)
 	for i, st := range x.path {
 		e := x.edges.get(st.edge)
-		if n := e.upTo(len(e.tokens)); i < first {
-			base += n
-		} else {
-			now += n
+		total += e.upTo(len(e.tokens))
+		if e.exact && i < len(x.path)-1 && total < int32(tokens) {
+			first, base = i+1, total
 		}
 	}
-	want := int32(tokens) - base
-	if now <= 0 || want <= 0 {
+	last := x.edges.get(end.edge)
+	if last.exact && total == int32(tokens) {
 		return
 	}
-	ratio := float64(want) / float64(now)
-	t := &x.slots[s]
-	from := base
+	weights := 0.0
 	for _, st := range x.path[first:] {
+		weights += x.edges.get(st.edge).flexibility()
+	}
+	missing, from := float64(int32(tokens)-total), base
+	t := &x.slots[s]
+	for i, st := range x.path[first:] {
 		e := x.edges.get(st.edge)
-		for i := range e.tokens {
-			e.tokens[i] = from + int32(math.Round(float64(e.upTo(i+1))*ratio))
+		now := e.upTo(len(e.tokens))
+		then := now + int32(math.Round(missing*e.flexibility()/weights))
+		if first+i == len(x.path)-1 {
+			then = int32(tokens) - from // no drift from rounding
 		}
-		e.from, from = from, e.tokens[len(e.tokens)-1]
+		then = max(0, then)
+		ratio := float64(then) / float64(max(1, now))
+		for j := range e.tokens {
+			e.tokens[j] = from + int32(math.Round(float64(e.upTo(j+1))*ratio))
+		}
+		e.from, from = from, from+then
+		e.tokens[len(e.tokens)-1] = from
 		e.learned = true
 		x.charge(t, x.segs.get(st.seg), e)
 	}
 	last.exact = true
 	x.evict(t)
+}
+
+// flexibility is an edge's weight when an error is shared out.
+func (e *edge) flexibility() float64 {
+	n := float64(max(1, e.upTo(len(e.tokens))))
+	if e.learned {
+		n *= learnedShare
+	}
+	return n
 }
 
 // Answered records that slot s generated tokens behind c and caches them too.
@@ -359,20 +387,22 @@ func (x *Index) Surplus(s int, blocks int) {
 	t.capacity = max(t.capacity, min(t.nominal, t.capacity+int64(blocks)))
 }
 
-// TokensAt returns how many tokens there are up to a cut of c, as far as they are
-// known.
-func (x *Index) TokensAt(c *Chain, cut int32) int {
+// TokensAt returns how many tokens there are up to a cut of c, and whether an engine
+// has counted just these; 0 if the cut is not known.
+func (x *Index) TokensAt(c *Chain, cut int32) (tokens int, exact bool) {
 	sum := 0
 	for i := 0; i <= int(cut); {
 		id, k := x.at(c, i)
 		if k == 0 {
-			return 0
+			return 0, false
 		}
+		e := x.edges.get(id)
 		k = min(k, int(cut)-i+1)
-		sum += int(x.edges.get(id).upTo(k))
+		sum += int(e.upTo(k))
 		i += k
+		exact = e.exact && k == len(e.tokens)
 	}
-	return sum
+	return sum, exact
 }
 
 // Held takes proof that slot s held what was predicted of c. If that had not been

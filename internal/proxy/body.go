@@ -29,6 +29,9 @@ const (
 	maxClass = 21
 )
 
+// spareRoom is left behind a large body for what may be added to it.
+const spareRoom = 256
+
 // body is a request's body in memory. Attempts read it after one another, and a
 // transport may go on reading after it has returned an answer; the memory goes
 // back when the last reader is closed.
@@ -62,7 +65,7 @@ func (m *buffers) body(size int) *body {
 			b.data = make([]byte, size, 1<<class)
 		}
 	} else {
-		b.data = make([]byte, size)
+		b.data = make([]byte, size, size+spareRoom)
 	}
 	return b
 }

@@ -16,7 +16,6 @@ import (
 // admit counts the request among those under way, or refuses it for their number.
 func (x *exchange) admit() bool {
 	n := x.p.inFlight.Add(1)
-	x.p.budget.earn()
 	if limit := int64(x.p.cfg.MaxInFlight); limit == 0 || n <= limit {
 		return true
 	}
@@ -47,9 +46,10 @@ func (u *upload) Read(p []byte) (int, error) {
 	return u.from.Read(p)
 }
 
-// done ends the reading: from here on the connection is only watched for its end.
-func (u *upload) done() {
-	if !u.until.IsZero() {
+// done ends the reading. Of a whole body, the connection is only watched for its end
+// from here on; the rest of another is not waited for any longer than it was.
+func (u *upload) done(whole bool) {
+	if whole && !u.until.IsZero() {
 		_ = u.control.SetReadDeadline(time.Time{})
 	}
 	*u = upload{}
@@ -58,7 +58,20 @@ func (u *upload) done() {
 // isTimeout reports whether a read or write failed for its deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// allowWrite gives the client time to take what is written to it next.
+// allowBody gives the client time to send a body that nobody will read: net/http waits
+// for what is left of it before it answers.
+func (p *Proxy) allowBody(w http.ResponseWriter, r *http.Request) {
+	if p.cfg.UploadTimeout > 0 && r.ContentLength != 0 {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.cfg.UploadTimeout)) // without one, it waits
+	}
+}
+
+// multiplexed reports whether the request is a stream of a connection that has others.
+// Its deadlines are of another kind: they end the stream when they pass, also while
+// nothing is being read or written.
+func multiplexed(r *http.Request) bool { return r.ProtoMajor > 1 }
+
+// allowWrite gives the client time to take what is written to it next, and last.
 func (p *Proxy) allowWrite(w http.ResponseWriter) {
 	if p.cfg.WriteTimeout > 0 {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.cfg.WriteTimeout)) // without one, it waits
@@ -68,12 +81,25 @@ func (p *Proxy) allowWrite(w http.ResponseWriter) {
 // allow gives the client time to take what comes next: the whole time, or at least
 // three quarters of it, since the deadline is not moved for every event.
 func (x *exchange) allow() {
-	if now := time.Now(); now.Sub(x.allowed) > x.p.cfg.WriteTimeout/4 {
+	now := time.Now()
+	if x.p.cfg.WriteTimeout > 0 && (multiplexed(x.r) || now.Sub(x.allowed) > x.p.cfg.WriteTimeout/4) {
 		x.allowed = now
-		if x.p.cfg.WriteTimeout > 0 {
-			_ = x.control.SetWriteDeadline(now.Add(x.p.cfg.WriteTimeout)) // without one, it waits
-		}
+		_ = x.control.SetWriteDeadline(now.Add(x.p.cfg.WriteTimeout)) // without one, it waits
 	}
+}
+
+// rest is between two writes: the client owes nothing while its replica is silent.
+func (x *exchange) rest() {
+	if x.p.cfg.WriteTimeout > 0 && multiplexed(x.r) {
+		_ = x.control.SetWriteDeadline(time.Time{})
+	}
+}
+
+// late reports whether the client has not taken the last write in its time. Over
+// HTTP/2 the write's own error only says that the stream has ended.
+func (x *exchange) late() bool {
+	timeout := x.p.cfg.WriteTimeout
+	return timeout > 0 && multiplexed(x.r) && time.Since(x.allowed) >= timeout
 }
 
 // dropBody gives the request's body back as soon as nobody needs it.
@@ -95,6 +121,7 @@ func (x *exchange) write(piece []byte, flush bool) error {
 	if err == nil && flush {
 		err = x.control.Flush()
 	}
+	x.rest()
 	x.p.watch.hears(&x.attempt)
 	return err
 }

@@ -45,6 +45,8 @@ type exchange struct {
 	attempt   attempt       // the same for the watch
 	desperate bool          // its replica is believed to be down, as all are
 	ended     router.End    // of the last attempt
+	access    *access
+	share     share
 	target    *metrics.Target
 	meter     meter
 	spans     spans
@@ -96,7 +98,7 @@ func (x *exchange) leave() {
 
 // serve is the life of a request.
 func (p *Proxy) serve(x *exchange) {
-	if !x.admit() || !x.readBody() || !x.understand() {
+	if !x.admit() || !x.enter() || !x.readBody() || !x.understand() || !x.hold() {
 		return
 	}
 	for x.choose() {
@@ -117,11 +119,15 @@ func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai
 	x.id = requestID(r)
 	x.allowed = x.arrived // by Handler
 	x.startSpan()
+	x.access = x.p.access.Load()
+	if x.access.keys != nil {
+		x.share.key = keyOf(r)
+	}
 }
 
 // requestID returns the client's name for its request, or makes one.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get(headerRequestID); id != "" {
+	if id := r.Header.Get(headerRequestID); isID(id) {
 		return id
 	}
 	var b [8]byte
@@ -136,10 +142,11 @@ func (x *exchange) end() {
 	}
 	x.account()
 	x.p.inFlight.Add(-1)
+	x.share.end()
 	x.dropBody()
 	tried := x.req.Tried
 	clear(tried)
-	x.w, x.r, x.control, x.model, x.target = nil, nil, nil, nil, nil
+	x.w, x.r, x.control, x.access, x.model, x.target = nil, nil, nil, nil, nil, nil
 	x.openai = openai.Request{}
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
@@ -162,7 +169,7 @@ func (x *exchange) refuse(reason string, e *openai.Error) {
 
 // tell is refuse for a client that is known to be there.
 func (x *exchange) tell(reason string, e *openai.Error) {
-	x.err = e
+	x.err, e.Endpoint = e, formOf(x.r)
 	if x.status != 0 {
 		x.p.metrics.Refusal(reason)
 		_ = x.write(e.Event(x.endpoint), true) // the client has gone if this fails
@@ -181,7 +188,7 @@ func (x *exchange) readBody() bool {
 	var err error
 	x.upload = upload{from: x.r.Body, control: x.control, timeout: x.p.cfg.UploadTimeout}
 	x.body, err = x.p.buffers.readBody(&x.upload, x.r.ContentLength, x.p.cfg.MaxBodyBytes)
-	x.upload.done()
+	x.upload.done(err == nil)
 	x.read = time.Now()
 	switch {
 	case err == nil:
@@ -198,7 +205,9 @@ func (x *exchange) readBody() bool {
 		})
 	case isTimeout(err):
 		// The rest of the body may still come. To net/http, the client has gone.
-		x.w.Header().Set("Connection", "close")
+		if !multiplexed(x.r) {
+			x.w.Header().Set("Connection", "close")
+		}
 		x.tell("slow_upload", &openai.Error{
 			Status: http.StatusRequestTimeout, Type: "invalid_request_error", Code: "request_timeout",
 			Message: "nothing of the request body came for " + x.p.cfg.UploadTimeout.String() + ", which the gateway's upload_timeout allows",
@@ -225,6 +234,7 @@ func (x *exchange) understand() bool {
 	if !x.findModel() {
 		return false
 	}
+	x.salt()
 	if err := x.prompt.Read(&x.openai); err != nil {
 		x.refuse("bad_request", openai.Invalid(x.body.data))
 		return false
@@ -277,7 +287,7 @@ func (x *exchange) findModel() bool {
 }
 
 func modelNotFound(name string) *openai.Error {
-	return &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model '" + name + "' does not exist: GET /v1/models lists those that do"}
+	return &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model '" + short(name) + "' does not exist: GET /v1/models lists those that do"}
 }
 
 func unavailable(message string) *openai.Error {
@@ -332,8 +342,11 @@ func (x *exchange) choose() bool {
 		return false
 	}
 	x.lease = lease
-	x.attempts++
+	if x.attempts++; x.attempts == 1 {
+		x.p.budget.earn()
+	}
 	x.desperate = !lease.Replica().Ready()
+	x.share.keep(lease.Tokens())
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
 	x.countShadow()
@@ -358,7 +371,7 @@ func (x *exchange) send() (*http.Response, error) {
 	}
 	x.attempt.begun.Store(err == nil)
 	x.p.watch.hears(&x.attempt)
-	return resp, x.attempt.cause(err)
+	return resp, discreet(x.attempt.cause(err))
 }
 
 // unsent reports whether a request could not be written whole. On a kept
@@ -391,6 +404,7 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	for _, name := range [...]string{"Expect", HeaderPolicy} {
 		delete(header, name)
 	}
+	x.access.authorize(header)
 	header["Accept-Encoding"] = identity
 	header[headerRequestID] = []string{x.id}
 	// A POST is not sent again on a fresh connection when a kept one turns out to be
@@ -433,6 +447,9 @@ func (x *exchange) finish(end router.End) {
 func (x *exchange) account() {
 	now := time.Now()
 	x.p.tables.request(x.model, x.endpoint, x.status).Inc()
+	if x.share.key != nil {
+		x.p.tables.key(x.share.key, x.status).Inc()
+	}
 	x.meter.record(x, now)
 	trace := x.traceID()
 	x.endSpan(now)
@@ -440,10 +457,13 @@ func (x *exchange) account() {
 		return
 	}
 	level := slog.LevelInfo
-	attrs := make([]slog.Attr, 0, 16)
+	attrs := make([]slog.Attr, 0, 17)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
 	if trace != "" {
 		attrs = append(attrs, slog.String("trace_id", trace))
+	}
+	if x.share.key != nil {
+		attrs = append(attrs, slog.String("key", x.share.key.Name))
 	}
 	if x.target != nil {
 		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("replica", x.meter.replica), slog.Int("attempts", x.attempts))

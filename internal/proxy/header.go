@@ -74,3 +74,32 @@ func formModel(contentType string, body []byte) string {
 		}
 	}
 }
+
+// maxID is the longest name for a request that is taken from a client.
+const maxID = 128
+
+// isID reports whether a client's name for its request can go into logs and
+// headers as it is; the engines make it a part of the answer's id.
+func isID(id string) bool {
+	if id == "" || len(id) > maxID {
+		return false
+	}
+	for i := range len(id) {
+		switch c := id[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case c == '-', c == '_', c == '.', c == ':', c == '=', c == '+':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// short returns what is shown of a text that a client made up.
+func short(text string) string {
+	const limit = 128
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "…"
+}

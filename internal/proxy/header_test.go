@@ -2,7 +2,13 @@ package proxy
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"strings"
 	"testing"
 )
 
@@ -21,4 +27,45 @@ func FuzzFormModel(f *testing.F) {
 			t.Errorf("a name of %d bytes", len(name))
 		}
 	})
+}
+
+func FuzzRequestID(f *testing.F) {
+	for _, id := range []string{"", "a", "0af7651916cd43dd8448eb211c80319c", "a b", "a\nb", "ü", "../x", strings.Repeat("x", 129)} {
+		f.Add(id)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		r := &http.Request{Header: http.Header{headerRequestID: {id}}}
+		got := requestID(r)
+		if got == "" || len(got) > maxID || strings.Trim(got, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:=+") != "" {
+			t.Errorf("%q became %q", id, got)
+		}
+		if (got == id) != isID(id) {
+			t.Errorf("%q is fine: %v, and became %q", id, isID(id), got)
+		}
+	})
+}
+
+func TestErrorsOfATransportAreToldWithoutWhatTheyQuote(t *testing.T) {
+	f := func(err error, want string) {
+		t.Helper()
+		got := discreet(err)
+		if got.Error() != want || !errors.Is(got, err) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+	f(io.ErrUnexpectedEOF, "unexpected EOF")
+	f(fmt.Errorf("malformed HTTP response %q", "SECRET"), "malformed HTTP response")
+	f(fmt.Errorf("read: %w", textproto.ProtocolError("malformed MIME header line: SECRET")), "the replica's answer has a malformed header")
+	if discreet(nil) != nil {
+		t.Error("no error became one")
+	}
+}
+
+func TestWhatAClientMadeUpIsShownInPart(t *testing.T) {
+	if got := short(strings.Repeat("ü", 1000)); len(got) > 140 || !strings.HasSuffix(got, "ü…") {
+		t.Errorf("got %q", got)
+	}
+	if got := short("m1"); got != "m1" {
+		t.Errorf("got %q", got)
+	}
 }

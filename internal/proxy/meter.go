@@ -86,6 +86,7 @@ func (m *meter) event(data []byte) {
 	if m.firstEvent.IsZero() && !e.Preamble {
 		m.firstEvent = m.now
 		m.x.lease.Prefilled(m.now)
+		m.x.share.keep(0, 0)
 	}
 	if e.Token {
 		if m.firstToken.IsZero() {

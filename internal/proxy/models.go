@@ -29,7 +29,7 @@ func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
 		some = true
 		body = append(body, m.Card...)
 	}
-	writeJSON(w, append(body, `]}`...))
+	p.writeJSON(w, append(body, `]}`...))
 }
 
 // model answers with one model. Its name may contain slashes.
@@ -45,11 +45,12 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request) {
 	case !m.Ready():
 		p.refuse(w, requestID(r), "not_ready", unavailable(fmt.Sprintf("no replica that serves '%s' is ready", name)))
 	default:
-		writeJSON(w, m.Card)
+		p.writeJSON(w, m.Card)
 	}
 }
 
-func writeJSON(w http.ResponseWriter, body []byte) {
+func (p *Proxy) writeJSON(w http.ResponseWriter, body []byte) {
+	p.allowWrite(w)
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	_, _ = w.Write(body) // the client has gone if this fails

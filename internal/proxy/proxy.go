@@ -51,6 +51,10 @@ type Config struct {
 	MaxBufferedBytes int64 `yaml:"max_buffered_bytes"`
 	// ConnectTimeout bounds the set-up of a connection to a replica.
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`
+	// MaxURLBytes bounds a request's path and query.
+	MaxURLBytes int `yaml:"max_url_bytes"`
+	// ReplicaAuth is how requests to replicas prove themselves; see [AuthAuto].
+	ReplicaAuth string `yaml:"replica_auth"`
 	// PolicyHeader lets a request choose its policy by the header X-Warmpath-Policy.
 	// Load tests need it; clients should not have it.
 	PolicyHeader bool `yaml:"policy_header"`
@@ -69,7 +73,7 @@ func DefaultConfig() Config {
 		MaxBodyBytes: 64 << 20, MaxBufferedBytes: 1 << 30, MaxInFlight: 10_000,
 		Attempts: 3, RetryTime: 2 * time.Minute, RetryBudget: 0.2,
 		ConnectTimeout: 5 * time.Second, HeaderTimeout: 15 * time.Minute, EventTimeout: 5 * time.Minute,
-		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100, Usage: UsageWatch,
+		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100, Usage: UsageWatch, MaxURLBytes: 8 << 10, ReplicaAuth: AuthAuto,
 	}
 }
 
@@ -102,8 +106,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("metric_models must not be negative, but is %d", c.MetricModels)
 	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < c.MaxBodyBytes:
 		return fmt.Errorf("max_buffered_bytes must be at least max_body_bytes, %d, not %d", c.MaxBodyBytes, c.MaxBufferedBytes)
+	case c.MaxURLBytes < 1<<8:
+		return fmt.Errorf("max_url_bytes must be at least 256, not %d", c.MaxURLBytes)
 	}
-	return nil
+	return checkAuth(c.ReplicaAuth)
 }
 
 // Headers of the gateway's own.
@@ -129,6 +135,7 @@ type Proxy struct {
 	policies  map[string]router.Policy
 	shadow    *metrics.Shadow // nil without a shadow policy
 	tracer    *trace.Tracer   // nil for no spans
+	access    atomic.Pointer[access]
 
 	watch       watch
 	budget      *budget
@@ -161,6 +168,8 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 			WriteBufferSize:       6 << 10, // a prompt of a page goes out with its head in one piece
 			ReadBufferSize:        2 << 10, // longer pieces pass it by
 			Protocols:             http1(),
+			TLSClientConfig:       pool.TLS(),
+			TLSHandshakeTimeout:   cfg.ConnectTimeout,
 		},
 	}
 	p.transport.DialContext = dial(cfg.ConnectTimeout, &p.connections)
@@ -173,6 +182,7 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 			return nil, err
 		}
 	}
+	p.SetAccess(nil, "")
 	p.tables.init(m, cfg.MetricModels)
 	if name := r.ShadowName(); name != "" {
 		p.shadow = m.Shadow(name)
@@ -235,7 +245,7 @@ func (p *Proxy) Handler() http.Handler {
 	mux.Get("/v1/models", p.models)
 	mux.Get("/v1/models/*", p.model)
 	mux.NotFound(func(w http.ResponseWriter, r *http.Request) {
-		p.refuse(w, requestID(r), "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
+		p.refuse(w, requestID(r), "not_found", &openai.Error{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "not_found", Endpoint: formOf(r), Message: fmt.Sprintf("there is no endpoint %s %s", r.Method, r.URL.Path)})
 	})
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		for _, method := range [...]string{http.MethodGet, http.MethodPost} {
@@ -243,11 +253,15 @@ func (p *Proxy) Handler() http.Handler {
 				w.Header().Add("Allow", method)
 			}
 		}
-		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
+		p.refuse(w, requestID(r), "method", &openai.Error{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Code: "method_not_allowed", Endpoint: formOf(r), Message: fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method)})
 	})
+	guarded := p.guard(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.allowWrite(w) // a connection may still have the deadline of an answer before
-		mux.ServeHTTP(w, r)
+		if !multiplexed(r) {
+			p.allowWrite(w) // a connection may still have the deadline of an answer before
+			p.allowBody(w, r)
+		}
+		guarded.ServeHTTP(w, r)
 	})
 }
 

@@ -87,7 +87,7 @@ func (x *exchange) readFirst(resp *http.Response, buf []byte) (n int, err error)
 
 // left ends an exchange whose client takes no more of its answer.
 func (x *exchange) left(err error) {
-	if isTimeout(err) {
+	if isTimeout(err) || x.late() {
 		x.err = errSlow
 	}
 	x.finish(router.Canceled)
@@ -103,7 +103,7 @@ func (x *exchange) over(err error, stream bool) error {
 		x.finish(router.Canceled)
 		return nil
 	}
-	err = x.attempt.cause(err)
+	err = discreet(x.attempt.cause(err))
 	if !x.attempt.spent.Load() {
 		return err
 	}
@@ -113,7 +113,6 @@ func (x *exchange) over(err error, stream bool) error {
 
 // whole is at the regular end of the answer's body.
 func (x *exchange) whole(stream bool) error {
-	x.allow() // for what net/http writes last
 	end := x.meter.end()
 	switch {
 	case end != router.Failed:
@@ -131,6 +130,7 @@ func (x *exchange) whole(stream bool) error {
 	default:
 		x.cutOff(errUnfinished, stream)
 	}
+	x.allow() // for what net/http writes last
 	return nil
 }
 
@@ -170,6 +170,7 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 	if stream {
 		x.w.(http.Flusher).Flush()
 	}
+	x.rest()
 }
 
 var noCache, noBuffering = []string{"no-cache"}, []string{"no"}

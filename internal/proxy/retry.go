@@ -201,7 +201,7 @@ const budgetSize = 500
 
 func newBudget(share float64) *budget { return &budget{share: share, left: budgetSize} }
 
-// earn pays in for one request.
+// earn pays in for one request that has come to a replica.
 func (b *budget) earn() {
 	if b.share == 0 {
 		return

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/metrics"
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
@@ -27,6 +28,7 @@ type tables struct {
 	left     map[int]time.Time           // when replicas that have left were first missed, by slot; guarded by mu
 	targets  table[[]*metrics.Target]    // by slot, then model
 	requests table[[]prometheus.Counter] // by model, then endpoint and status
+	keys     table[[]prometheus.Counter] // by a key's index, then class of status
 	replicas []*metrics.Replica          // by slot; guarded by mu
 	ids      []string                    // of these
 }
@@ -134,4 +136,31 @@ func (t *tables) request(m *replica.Model, endpoint openai.Endpoint, status int)
 		t.requests.set(model, row)
 	}
 	return row[column]
+}
+
+// key returns the counter of requests with an API key that ended so: in a status
+// of that hundred.
+func (t *tables) key(k *auth.Key, status int) prometheus.Counter {
+	class := status / 100
+	if class < 0 || class >= maxStatus/100 {
+		class = 0
+	}
+	if row := t.keys.row(k.Index()); row != nil {
+		return row[class]
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if row := t.keys.row(k.Index()); row != nil {
+		return row[class]
+	}
+	name := k.Name
+	if k.Index() == 0 {
+		name = auth.OtherName
+	}
+	row := make([]prometheus.Counter, maxStatus/100)
+	for i := range row {
+		row[i] = t.metrics.KeyRequests(name, strconv.Itoa(i)+"xx")
+	}
+	t.keys.set(k.Index(), row)
+	return row[class]
 }

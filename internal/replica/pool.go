@@ -3,6 +3,7 @@ package replica
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/warmpath/warmpath/internal/certs"
 )
 
 // Config is the settings of a [Pool].
@@ -29,11 +32,24 @@ type Config struct {
 	ProbeTimeout time.Duration `yaml:"probe_timeout"`
 	// ScrapeInterval is the time between two readings of a replica's metrics.
 	ScrapeInterval time.Duration `yaml:"scrape_interval"`
-	// Key is sent as bearer token with probes, for replicas started with an API key.
+	// Key is sent as bearer token with probes, for replicas started with an API key,
+	// and with requests as proxy.replica_auth says.
 	Key string `yaml:"key"`
 	// WarmUp has a replica that is new, or comes back, answer one tiny request before
 	// it is given clients' requests: health checks pass while an engine cannot answer.
 	WarmUp bool `yaml:"warm_up"`
+
+	// TLSCA is a PEM file with the authorities that sign replicas' certificates; ""
+	// is the system's.
+	TLSCA string `yaml:"tls_ca"`
+	// TLSCert and TLSKey are the gateway's own certificate, for replicas that ask.
+	TLSCert string `yaml:"tls_cert"`
+	TLSKey  string `yaml:"tls_key"`
+	// TLSServerName is the name that certificates of replicas must have; "" is the
+	// host in their address.
+	TLSServerName string `yaml:"tls_server_name"`
+	// TLSInsecure accepts any certificate.
+	TLSInsecure bool `yaml:"tls_insecure"`
 }
 
 // DefaultConfig returns the settings that suit most fleets.
@@ -65,16 +81,19 @@ func (c *Config) Validate() error {
 	case c.ScrapeInterval <= 0:
 		return fmt.Errorf("scrape_interval must be above 0, not %v", c.ScrapeInterval)
 	}
-	return nil
+	return c.checkTLS()
 }
 
 func parseURL(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		if i := strings.LastIndex(raw, "@"); i >= 0 {
+			raw = "…" + raw[i:] // what is before may be a password
+		}
 		return nil, fmt.Errorf("replica %q is not a URL like http://host:port", raw)
 	}
 	if u.User != nil {
-		return nil, fmt.Errorf("replica %s has a user in it, which requests would not bring along: set replica.key (-replica-key) for probes; requests carry the client's own key", u.Redacted())
+		return nil, fmt.Errorf("replica %s has a user in it, which requests would not bring along: set replica.key (-replica-key) and proxy.replica_auth", u.Redacted())
 	}
 	u.Path = strings.TrimRight(u.Path, "/")
 	if strings.HasSuffix(u.Path, "/v1") {
@@ -107,6 +126,10 @@ type Pool struct {
 	notify func(Event)
 	client *http.Client
 
+	tls         *tls.Config
+	certificate certs.Pair
+	key         atomic.Pointer[string]
+
 	set       atomic.Pointer[Set]
 	mu        sync.Mutex // guards endpoints' models and replicas, and the making of a Set
 	endpoints []*endpoint
@@ -120,15 +143,27 @@ func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Pool{cfg: cfg, log: log, notify: notify, client: &http.Client{
+	p := &Pool{cfg: cfg, log: log, notify: notify}
+	p.SetKey(cfg.Key)
+	var err error
+	if p.tls, err = p.newTLS(&cfg); err != nil {
+		return nil, err
+	}
+	use, err := p.ReadCertificate(cfg)
+	if err != nil {
+		return nil, err
+	}
+	use()
+	p.client = &http.Client{
 		Timeout: cfg.ProbeTimeout,
 		Transport: &http.Transport{ // its own connections: probes do not queue behind traffic
 			DialContext:     (&net.Dialer{Timeout: cfg.ProbeTimeout}).DialContext,
 			IdleConnTimeout: 4 * time.Second, // below the engine's 5 s, whatever the interval
+			TLSClientConfig: p.TLS(),
 		},
 		// Requests are not redirected either: an address that only redirects is no replica.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	}
 	for _, raw := range cfg.URLs {
 		u, err := parseURL(raw)
 		if err != nil {

@@ -229,7 +229,7 @@ func (e *endpoint) request(ctx context.Context, method, path string, body io.Rea
 	if err != nil {
 		return nil, err
 	}
-	if key := e.pool.cfg.Key; key != "" {
+	if key := *e.pool.key.Load(); key != "" {
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	return req, nil

@@ -28,10 +28,11 @@ func work(cached, n int) float64 {
 // Starting values and rates of what is learned.
 const (
 	startGap      = 0.020 // seconds between two chunks of an answer
-	startOverhead = 0.030 // seconds of a prefill that are not work
+	startOverhead = 0.030 // seconds until a first token that are neither wait nor work
 	maxOverhead   = 0.5
 	gapRate       = 0.1
 	overheadRate  = 0.05
+	overheadStep  = 0.1  // seconds that one miss counts at most: what stalls once is no overhead
 	loadMemory    = 10.0 // seconds
 	penaltyHalf   = 2.5  // seconds
 	maxPenalty    = 10.0 // seconds
@@ -48,7 +49,6 @@ type slot struct {
 	tokens     int     // and uncached tokens
 	decoding   int     // requests prefilled and not done
 	last       time.Time
-	mine       bool // it is of this gateway's part of the replicas
 	doubt      doubt
 
 	pace     float64
@@ -169,11 +169,9 @@ const fcfs = 50 * time.Millisecond
 
 // prefilled takes the first event of l.
 func (s *slot) prefilled(l *Lease, now time.Time) {
-	real := now.Sub(l.at).Seconds()
-	if l.idle && l.uncached < 256 {
-		s.overhead += overheadRate * (real - (l.predicted - s.overhead) - s.overhead)
-		s.overhead = min(maxOverhead, max(0, s.overhead))
-	}
+	miss := now.Sub(l.at).Seconds() - l.predicted
+	s.overhead += overheadRate * min(overheadStep, max(-overheadStep, miss))
+	s.overhead = min(maxOverhead, max(0, s.overhead))
 	s.samplePace(l, now)
 	if l.state == pending {
 		s.toDecoding(l)

@@ -63,7 +63,8 @@ func (l *Lease) measure(prompt, cached, held, lost, tolerance int) {
 		g.Unknown = more
 	}
 	if l.best.slot != l.slot.replica.Slot {
-		best := r.usable(l.best.slot, r.index.TokensAt(c, l.best.cut)+l.best.answer, prompt)
+		tokens, _ := r.index.TokensAt(c, l.best.cut)
+		best := r.usable(l.best.slot, tokens+l.best.answer, prompt)
 		if more := best - max(held, cached); more > r.index.Block(l.best.slot) {
 			g.Elsewhere = more
 		}

@@ -69,7 +69,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
 	}
 	l.tell(Event{Kind: Routed, Work: l.work, Tokens: l.uncached, Stream: l.stream})
-	l.tellHeld(0, 0)
+	l.tellPrompt(Event{Kind: Holds})
 	return l
 }
 
@@ -99,8 +99,8 @@ func (l *Lease) Prefilled(now time.Time) {
 	if d := r.last.at(l.id); d.ID == l.id {
 		d.Prefill = now.Sub(l.at)
 	}
-	l.confirm()
 	l.tell(Event{Kind: FirstSeen})
+	l.confirm()
 }
 
 func (l *Lease) confirm() {
@@ -171,6 +171,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 		for i := range l.req.Prompt.Chains {
 			r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot)
 		}
+		l.tellPrompt(Event{Kind: Dropped})
 	}
 	switch {
 	case o.End == Failed && !o.Prefilled:
@@ -229,7 +230,7 @@ func (l *Lease) learn(o *Outcome) {
 	if answer > 0 {
 		r.index.Answered(c, s, answer)
 	}
-	l.tellHeld(o.Prompt, answer)
+	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
 	if o.CachedKnown && !l.req.NoCache {
 		l.compare(o, m, c)
 	}
@@ -241,8 +242,12 @@ func (l *Lease) compare(o *Outcome, m *modelState, c *prefix.Chain) {
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)
-	held := r.usable(s, r.index.TokensAt(c, l.cut), o.Prompt)
+	tokens, exact := r.index.TokensAt(c, l.cut)
+	held := r.usable(s, tokens, o.Prompt)
 	tolerance := max(2*block, o.Prompt/16)
+	if !exact {
+		tolerance = max(tolerance, held/4) // where in the prompt the cut is, is a guess
+	}
 	lost := held - o.Cached
 	if lost <= tolerance {
 		lost = 0

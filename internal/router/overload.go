@@ -22,20 +22,25 @@ func (e *OverloadError) Error() string {
 // RetryAfter returns when the wait will be short enough, if nothing is added.
 func (e *OverloadError) RetryAfter() time.Duration { return max(time.Second, e.Wait-e.Max) }
 
+// unsampledPace is more than the fastest engines are above the reference pace.
+const unsampledPace = 10
+
 // overloaded returns an error if the wait is too long on every replica of r.chosen,
 // as assess found it. What was taken once is not refused when it is tried again. The
 // work that is pending bounds the wait: an old request that is stuck is no queue. A
-// replica whose pace nothing has shown yet may be ten times as fast as is assumed.
+// replica whose pace nothing has shown yet may be unsampledPace times as fast as is
+// assumed; answers that are not streamed never show it.
 func (r *Router) overloaded(req *Request) error {
 	if r.cfg.MaxWait == 0 || len(req.Tried) > 0 {
 		return nil
 	}
 	least := math.Inf(1)
 	for i, s := range r.chosen {
+		wait := min(r.candidates[i].Wait, s.sum)
 		if s.samples == 0 {
-			return nil
+			wait /= unsampledPace
 		}
-		least = min(least, r.candidates[i].Wait, s.sum)
+		least = min(least, wait)
 	}
 	if wait := seconds(least); wait > r.cfg.MaxWait {
 		return &OverloadError{Wait: wait, Max: r.cfg.MaxWait}

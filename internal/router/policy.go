@@ -61,6 +61,7 @@ const (
 	Cost      Reason = iota // it costs the least by more than the slack
 	Cached                  // among equals, it holds the longest prefix
 	Home                    // among equals with as long a prefix, the session hashes to it
+	Part                    // among equals with as long a prefix, it is of this gateway's part
 	Only                    // there was no other
 	Session                 // the session is there
 	LeastWait               // it has the least to do
@@ -71,7 +72,7 @@ const (
 
 // String returns the reason's word.
 func (r Reason) String() string {
-	return [...]string{"cost", "cached", "home", "only", "session", "least_wait", "turn", "chance"}[r]
+	return [...]string{"cost", "cached", "home", "part", "only", "session", "least_wait", "turn", "chance"}[r]
 }
 
 // Reasons returns every reason, for metrics that are made in advance.
@@ -198,12 +199,11 @@ func (byPrefix) Choose(f Fleet, c []Candidate) (int, Reason) {
 	for i := range c {
 		least = min(least, f.cost(&c[i], weight))
 	}
-	best, rank, equals, why := -1, uint64(0), 0, Cost
+	best, rank, why := -1, uint64(0), Cost
 	for i := range c {
 		if f.cost(&c[i], weight) > least+f.Slack {
 			continue
 		}
-		equals++
 		r := rendezvous(f.Home, c[i].Hash)
 		switch {
 		case best < 0:
@@ -213,8 +213,8 @@ func (byPrefix) Choose(f Fleet, c []Candidate) (int, Reason) {
 			why = Cached
 			continue
 		case c[i].Mine != c[best].Mine:
-			if why == Cost {
-				why = Home
+			if why != Cached {
+				why = Part
 			}
 			if c[best].Mine {
 				continue

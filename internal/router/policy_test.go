@@ -1,8 +1,10 @@
 package router
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/warmpath/warmpath/internal/prefix"
 )
@@ -10,7 +12,10 @@ import (
 func candidates(r *rand.Rand, n int) []Candidate {
 	c := make([]Candidate, n)
 	for i := range c {
-		c[i] = Candidate{Hash: r.Uint64(), Wait: r.Float64() * 2, Work: r.Float64(), Cached: r.IntN(4) * 512, InFlight: r.IntN(20), Pace: 0.5 + r.Float64()}
+		c[i] = Candidate{
+			Hash: r.Uint64(), Wait: r.Float64() * 2, Work: r.Float64(), Cached: r.IntN(4) * 512, InFlight: r.IntN(20), Pace: 0.5 + r.Float64(),
+			Busy: r.Float64() * 20, Evicted: r.Float64() * float64(r.IntN(2)), Missing: r.Float64() * float64(r.IntN(2)), Mine: r.IntN(2) == 0,
+		}
 	}
 	return c
 }
@@ -19,7 +24,10 @@ func TestTheChoiceDoesNotDependOnTheOrderOfReplicas(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 2000 {
 		c := candidates(r, 2+r.IntN(12))
-		f := Fleet{Load: r.Float64(), MinWait: r.Float64(), Slack: 0.03 + r.Float64()/4, Home: prefix.Hash(r.Uint64()), Random: r.Uint64(), DecodeTokens: 100}
+		f := Fleet{
+			Load: r.Float64(), MinWait: r.Float64(), Slack: 0.03 + r.Float64()/4, Home: prefix.Hash(r.Uint64()), Random: r.Uint64(), DecodeTokens: 100,
+			Held: r.Float64() * 20, HeldWait: r.Float64(), Branches: r.IntN(40),
+		}
 		for _, p := range []Policy{byPrefix{}, leastTokens{}} {
 			i, _ := p.Choose(f, c)
 			chosen := c[i]
@@ -39,18 +47,57 @@ func TestCostGrowsWithWaitWorkAndAnswersUnderWay(t *testing.T) {
 		f := Fleet{Load: r.Float64(), MinWait: r.Float64(), DecodeTokens: 100}
 		w := f.weight()
 		base := f.cost(&c, w)
-		for name, worse := range map[string]Candidate{
-			"wait": {Wait: c.Wait + 0.1, Work: c.Work, InFlight: c.InFlight, Pace: c.Pace},
-			"work": {Wait: c.Wait, Work: c.Work + 0.1, InFlight: c.InFlight, Pace: c.Pace},
-			"more": {Wait: c.Wait, Work: c.Work, InFlight: c.InFlight + 1, Pace: c.Pace},
-			"fail": {Wait: c.Wait, Work: c.Work, InFlight: c.InFlight, Pace: c.Pace, Penalty: 1},
+		for name, add := range map[string]func(*Candidate){
+			"wait":     func(c *Candidate) { c.Wait += 0.1 },
+			"work":     func(c *Candidate) { c.Work += 0.1 },
+			"evicted":  func(c *Candidate) { c.Evicted += 0.1 },
+			"inflight": func(c *Candidate) { c.InFlight++ },
+			"penalty":  func(c *Candidate) { c.Penalty++ },
 		} {
+			worse := c
+			add(&worse)
 			if f.cost(&worse, w) <= base {
 				t.Fatalf("%s costs nothing", name)
 			}
 		}
 		if w < 1 || w > maxWeight {
 			t.Fatalf("weight %v", w)
+		}
+	}
+}
+
+// TestACopyIsWorthWhatItsHoldersAreBusier: by answers under way, by their queues, and
+// by both with every use; never more than it costs.
+func TestACopyIsWorthWhatItsHoldersAreBusier(t *testing.T) {
+	c := Candidate{Pace: 1, Missing: 1}
+	f := func(held, wait float64, branches int, want float64) {
+		t.Helper()
+		fleet := Fleet{DecodeTokens: 100, Held: held, HeldWait: wait, Branches: branches}
+		if got := fleet.credit(&c, 2); math.Abs(got-want) > 1e-9 {
+			t.Errorf("holders with %v under way and %v s to wait, %d continuations: %v s, want %v", held, wait, branches, got, want)
+		}
+	}
+	f(0, 0, 50, 0)
+	f(4, 0, 10, 10*copyGain*4*100*decodeTime)
+	f(0, 0.5, 10, 10*copyWait*0.5)
+	f(4, 0.5, 10, 10*(copyGain*4*100*decodeTime+copyWait*0.5))
+	f(4, 0.5, 0, 0)          // nobody shares it
+	f(40, 5, 1000, 2)        // all the work, at its weight
+	f(0, 0.001, 1e6, 0.0256) // a copy has no more uses than maxUses
+	if c.Missing = 0; true {
+		f(4, 0.5, 10, 0) // it is there
+	}
+}
+
+func TestSlackGrowsWithTheLagBetweenGateways(t *testing.T) {
+	for _, c := range []struct {
+		count     int
+		lag, want time.Duration
+	}{
+		{0, time.Second, slack}, {1, time.Second, slack}, {2, 0, slack}, {2, 20 * time.Millisecond, 60 * time.Millisecond}, {8, time.Minute, maxSlack},
+	} {
+		if got := (&share{count: c.count, lag: c.lag}).slack(); got != c.want {
+			t.Errorf("%d gateways, %v apart: %v, want %v", c.count, c.lag, got, c.want)
 		}
 	}
 }

@@ -230,7 +230,7 @@ func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Ti
 		*c = Candidate{
 			Hash: s.replica.Hash, Wait: s.wait(now), InFlight: s.queued + s.decoding, Busy: max(s.busy, float64(s.queued+s.decoding)),
 			Pace: s.steadyPace(pace, now), Penalty: s.penaltyAt(now),
-			Mine: s.mine && !history,
+			Mine: !history && r.share.mine(i),
 		}
 		if !req.NoCache {
 			c.Cached = min(r.cached[s.replica.Slot], total-1)
@@ -318,7 +318,6 @@ func (r *Router) slot(rep *replica.Replica) *slot {
 	if r.slots[rep.Slot] == nil {
 		r.slots[rep.Slot] = newSlot(rep)
 		r.byHash[rep.Hash] = r.slots[rep.Slot]
-		r.divide()
 	}
 	return r.slots[rep.Slot]
 }

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/prefix"
@@ -15,12 +13,13 @@ import (
 type EventKind uint8
 
 // The kinds of events. The first three are about load and worth knowing within
-// milliseconds; the last may be late (routing.md §3.1).
+// milliseconds; the others may be late (routing.md §3.1).
 const (
 	Routed    EventKind = iota // a request was given to the replica
 	FirstSeen                  // its prefill has ended
 	Ended                      // it is over, whether its prefill had ended or not
 	Holds                      // the replica has, or is about to have, a prompt in its cache
+	Dropped                    // what Holds said before will not come: the request ended before its prefill
 )
 
 // Event is something that one router did.
@@ -34,11 +33,27 @@ type Event struct {
 	Tokens int     // uncached prompt tokens
 	Stream bool    // its prefill's end will be seen
 
-	// Of Holds.
+	// Of Holds and Dropped.
 	Chain  *prefix.Chain // valid during the call alone
 	Factor float64       // the sender's tokens for each that the chain counts
 	Prompt int           // what the engine counted in all of it, 0 if it is not known
 	Answer int           // tokens that it generated behind it, 0 if they are not known
+}
+
+// Bounds on what one event can say; a request's work is an hour at the very most.
+const (
+	maxEventWork   = 3600.0
+	maxEventTokens = 1 << 24
+)
+
+// plausible reports whether a router can have said that. What others say enters
+// sums that a single bad number would spoil for ever.
+func (e *Event) plausible() bool {
+	whole := func(n int) bool { return n >= 0 && n <= maxEventTokens }
+	if !(e.Work >= 0 && e.Work <= maxEventWork) || !whole(e.Tokens) || !whole(e.Prompt) || !whole(e.Answer) {
+		return false
+	}
+	return e.Kind < Holds || e.Chain != nil && e.Factor >= minFactor && e.Factor <= maxFactor && (e.Prompt == 0 || plausible(e.Prompt, e.Chain))
 }
 
 // share is what a router knows of the others. The router's lock guards it.
@@ -61,6 +76,10 @@ func (s *share) slack() time.Duration {
 	return min(maxSlack, max(slack, slackLags*s.lag))
 }
 
+// mine reports whether the i-th replica that could take a request is of this
+// router's part. Routers agree on that as far as they see the same replicas as ready.
+func (s *share) mine(i int) bool { return s.count > 1 && i%s.count == s.index }
+
 // Report makes the router tell what it does. It calls to with its lock held: to
 // must not block, nor call the router. Set it before the first request.
 func (r *Router) Report(to func(Event)) { r.share.report = to }
@@ -71,20 +90,6 @@ func (r *Router) Peers(index, count int, lag time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.share.index, r.share.count, r.share.lag = index, count, lag
-	r.divide()
-}
-
-// divide gives each router a part of the replicas, dealt in the order of hashes.
-func (r *Router) divide() {
-	if r.share.count < 2 {
-		for _, s := range r.byHash {
-			s.mine = false
-		}
-		return
-	}
-	for i, hash := range slices.Sorted(maps.Keys(r.byHash)) {
-		r.byHash[hash].mine = i%r.share.count == r.share.index
-	}
 }
 
 // Apply takes an event of another router, which peer names.
@@ -92,7 +97,7 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.byHash[e.Replica]
-	if s == nil {
+	if s == nil || !e.plausible() {
 		return // it does not serve here, or not yet
 	}
 	key := peerLease{peer, e.Lease}
@@ -127,6 +132,8 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 		if e.Answer > 0 {
 			r.index.Answered(e.Chain, slot, e.Answer)
 		}
+	case Dropped:
+		r.index.Withdraw(e.Chain, s.replica.Slot)
 	}
 }
 
@@ -139,14 +146,15 @@ func (l *Lease) tell(e Event) {
 	l.router.share.report(e)
 }
 
-// tellHeld reports what the replica of a lease holds.
-func (l *Lease) tellHeld(prompt, answer int) {
+// tellPrompt reports an event about the whole prompt of a lease.
+func (l *Lease) tellPrompt(e Event) {
 	if l.router.share.report == nil {
 		return
 	}
 	m := l.router.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
-		c := &l.req.Prompt.Chains[i]
-		l.tell(Event{Kind: Holds, Chain: c, Factor: m.factorOf(c), Prompt: prompt, Answer: answer})
+		e.Chain = &l.req.Prompt.Chains[i]
+		e.Factor = m.factorOf(e.Chain)
+		l.tell(e)
 	}
 }

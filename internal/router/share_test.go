@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -142,39 +143,113 @@ func TestNothingOfAnotherGatewayLeaks(t *testing.T) {
 	}
 }
 
-func TestEachGatewayHasItsPartOfTheReplicas(t *testing.T) {
+func TestEachGatewayPrefersItsPartOfTheReplicas(t *testing.T) {
 	const gateways, replicas = 3, 8
-	counts := map[int]int{}
 	for g := range gateways {
 		f := newFleet(t, replicas)
 		f.r.Peers(g, gateways, 20*time.Millisecond)
+		ask := func(i int) *Lease {
+			return f.acquire(&Request{Prompt: f.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d of %d"}]}`, i, g))})
+		}
 		for i := range 200 {
-			l := f.acquire(&Request{Prompt: f.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d of %d"}]}`, i, g))})
-			if !l.slot.mine {
-				t.Fatalf("gateway %d sends a new prompt to another's part of an idle fleet", g)
+			l := ask(i)
+			if slot := l.Replica().Slot; slot%gateways != g || l.Why() != Part {
+				t.Fatalf("gateway %d sends a new prompt to replica %d of an idle fleet, for %v", g, slot, l.Why())
 			}
 			l.Done(Outcome{End: Canceled}, f.now)
 			f.pass(time.Second)
 		}
-		for _, s := range f.r.slots {
-			if s.mine {
-				counts[s.replica.Slot]++
-			}
+		busy := map[int]bool{}
+		for i := range 300 { // more than its part takes: the others are not forbidden
+			busy[ask(1000+i).Replica().Slot] = true
 		}
-		f.r.Peers(0, 1, 0)
-		for _, s := range f.r.slots {
-			if s.mine {
-				t.Error("a gateway that is alone still has a part of its own")
-			}
+		if len(busy) != replicas {
+			t.Errorf("a burst at gateway %d reaches %d of %d replicas", g, len(busy), replicas)
 		}
 	}
-	for slot, n := range counts {
-		if n != 1 {
-			t.Errorf("replica %d is of %d gateways' parts", slot, n)
+	f := newFleet(t, replicas)
+	f.r.Peers(0, 1, 0)
+	seen := map[int]bool{}
+	for i := range 200 {
+		l := f.acquire(&Request{Prompt: f.prompt(fmt.Sprintf(`{"messages":[{"role":"user","content":"%d"}]}`, i))})
+		seen[l.Replica().Slot] = true
+		l.Done(Outcome{End: Canceled}, f.now)
+		f.pass(time.Second)
+	}
+	if len(seen) != replicas {
+		t.Errorf("a gateway that is alone uses %d of %d replicas", len(seen), replicas)
+	}
+}
+
+// TestAHistoryDoesNotLeaveForAnotherPart: parts are for new prompts.
+func TestAHistoryDoesNotLeaveForAnotherPart(t *testing.T) {
+	f := newFleet(t, 4)
+	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("a long story. ", 2000) + `"}]}`
+	held := f.serve(&Request{Prompt: f.prompt(body)}).Replica()
+	for g := range 4 {
+		f.r.Peers(g, 4, 20*time.Millisecond)
+		l := f.acquire(&Request{Prompt: f.prompt(body)})
+		if l.Replica() != held {
+			t.Errorf("gateway %d sends it to %d, %d holds it", g, l.Replica().Slot, held.Slot)
+		}
+		l.Done(Outcome{End: Canceled}, f.now)
+		f.pass(time.Second)
+	}
+}
+
+// TestWhatWasNeverComputedIsNotHeldAnywhere: a request that ended before its prefill
+// leaves nothing at the others.
+func TestWhatWasNeverComputedIsNotHeldAnywhere(t *testing.T) {
+	for _, end := range []End{Canceled, Rejected, Busy, Failed} {
+		p := newPair(t, 3)
+		body := `{"messages":[{"role":"user","content":"` + strings.Repeat("a long story. ", 400) + `"}]}`
+		l := p.one.acquire(&Request{Stream: true, Prompt: p.one.prompt(body)})
+		l.Done(Outcome{End: end}, p.one.now)
+		p.deliver()
+		got := p.two.acquire(&Request{Prompt: p.two.prompt(body)})
+		if _, cached := got.Tokens(); cached > 0 {
+			t.Errorf("%v: another gateway predicts %d cached tokens", end, cached)
+		}
+		got.Done(Outcome{End: Canceled}, p.one.now)
+		held := p.one.serve(&Request{Prompt: p.one.prompt(body)}).Replica() // it is computed after all
+		p.deliver()
+		for range 3 { // and not forgotten when one more is canceled
+			l := p.one.acquire(&Request{Stream: true, Prompt: p.one.prompt(body)})
+			l.Done(Outcome{End: end}, p.one.now)
+			p.deliver()
+		}
+		p.two.pass(time.Minute)
+		got = p.two.acquire(&Request{Prompt: p.two.prompt(body)})
+		if _, cached := got.Tokens(); got.Replica() != held && got.Replica().Hash != held.Hash || cached == 0 {
+			t.Errorf("%v: another gateway has forgotten what is held", end)
 		}
 	}
-	if len(counts) != replicas {
-		t.Errorf("%d of %d replicas are of somebody's part", len(counts), replicas)
+}
+
+func TestWhatNoRouterCanHaveSaidIsNotTaken(t *testing.T) {
+	p := newPair(t, 2)
+	known := p.two.model.Replicas[0].Hash
+	chain := &prefix.Chain{Cuts: []prefix.Cut{{Hash: 1, Tokens: 2000}}, Tokens: 2000}
+	for _, e := range []Event{
+		{Kind: Routed, Lease: 1, Work: math.NaN()},
+		{Kind: Routed, Lease: 2, Work: math.Inf(1)},
+		{Kind: Routed, Lease: 3, Work: -1},
+		{Kind: Routed, Lease: 4, Work: 1e12},
+		{Kind: Routed, Lease: 5, Work: 1, Tokens: -5},
+		{Kind: Holds},
+		{Kind: Holds, Chain: chain},
+		{Kind: Dropped},
+		{Kind: Holds, Chain: chain, Factor: math.NaN()},
+		{Kind: Holds, Chain: chain, Factor: 1, Prompt: 5_000_000},
+		{Kind: Holds, Chain: chain, Factor: 1, Answer: -1},
+	} {
+		e.Replica = known
+		p.two.r.Apply(1, &e, p.one.now)
+	}
+	for _, s := range p.two.r.States(p.one.now) {
+		if s.InFlight != 0 || s.Wait != 0 || s.HeldBlocks != 0 {
+			t.Errorf("%+v", s)
+		}
 	}
 }
 

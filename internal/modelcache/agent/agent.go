@@ -129,7 +129,15 @@ func (a *Agent) keep(ctx context.Context, w *want) {
 	}
 }
 
+// ensure makes a model present. One that is there is ready without waiting for the
+// pulls of others; one that is damaged is not ready while it is repaired.
 func (a *Agent) ensure(ctx context.Context, w *want) error {
+	err := a.cache.Store().Use(ctx, w.Digest, a.cfg.Pin)
+	if err == nil {
+		w.set(nil)
+		return nil
+	}
+	w.notReady()
 	select {
 	case a.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -140,11 +148,21 @@ func (a *Agent) ensure(ctx context.Context, w *want) error {
 	w.mu.Lock()
 	w.progress = progress
 	w.mu.Unlock()
-	_, err := a.cache.Ensure(ctx, w.Model, a.cfg.Pin, progress)
+	_, err = a.cache.Ensure(ctx, w.Model, a.cfg.Pin, progress)
+	w.set(err)
+	return err
+}
+
+func (w *want) set(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ready, w.err = err == nil, err
-	return err
+}
+
+func (w *want) notReady() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ready = false
 }
 
 // scrubs is what verifications found.

@@ -1,24 +1,30 @@
 package agent
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/warmpath/warmpath/internal/modelcache"
 	"github.com/warmpath/warmpath/internal/modelcache/fetch"
+	"github.com/warmpath/warmpath/internal/modelcache/manifest"
 	"github.com/warmpath/warmpath/internal/modelcache/source"
 	"github.com/warmpath/warmpath/internal/modelcache/store"
 )
@@ -46,7 +52,7 @@ func newNode(t *testing.T, names ...string) *node {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := modelcache.Digest(t.Context(), from, nil)
+		m, err := modelcache.Digest(t.Context(), from)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +155,7 @@ func TestListedModelsBecomeReadyAndStay(t *testing.T) {
 	}
 	// What is damaged is repaired without anybody asking.
 	file := ready[0].Path + "/weights"
-	if err := os.Truncate(file, 5); err != nil {
+	if err := errors.Join(os.Chmod(file, 0o644), os.Truncate(file, 5)); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -221,6 +227,8 @@ func TestBadRequestsAreRefused(t *testing.T) {
 	}{
 		{http.MethodPost, "/leases", "", 400},
 		{http.MethodPost, "/leases", "{", 400},
+		{http.MethodPost, "/leases", `{"digest":"` + digest + `","holder":"h","ttl":"1m"} {}`, 400},
+		{http.MethodPost, "/leases", `{"digest":"` + digest + `","holder":"h","ttl":60}`, 400},
 		{http.MethodPost, "/leases", `{"digest":"../../x","holder":"h","ttl":"1m"}`, 400},
 		{http.MethodPost, "/leases", `{"digest":"` + digest + `","ttl":"1m"}`, 400},
 		{http.MethodPost, "/leases", `{"digest":"` + digest + `","holder":"h"}`, 400},
@@ -294,4 +302,132 @@ func TestMetricsTellWhatIsOnTheDisk(t *testing.T) {
 	if err := cache.Store().Use(t.Context(), other.Digest, ""); err == nil {
 		t.Error("what the scrub found bad is used")
 	}
+}
+
+// stuck is a source that never answers.
+type stuck struct{}
+
+// List waits.
+func (stuck) List(ctx context.Context, _ func(source.Object) bool) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// Open waits.
+func (stuck) Open(ctx context.Context, _ string, _, _ int64, _ string) (*source.Body, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// stuckModels are far more than are pulled at once.
+func stuckModels() []modelcache.Model {
+	models := make([]modelcache.Model, 20*prewarms)
+	for i := range models {
+		models[i] = modelcache.Model{Digest: manifest.SumDigest(bytes.Repeat([]byte{byte(i)}, 32)), Name: "stuck", Source: stuck{}}
+	}
+	return models
+}
+
+func TestAPresentModelIsReadyWhileOthersArePulled(t *testing.T) {
+	n := newNode(t, "a")
+	srv, _, stop := n.start(t, fast(), n.models...)
+	await(t, srv, "/readyz", http.StatusOK)
+	stop()
+	others := stuckModels() // with it in their midst: chance has no say in who comes first
+	srv, _, stop = n.start(t, fast(), slices.Insert(others, len(others)/2, n.models[0])...)
+	defer stop()
+	await(t, srv, "/models/"+string(n.models[0].Digest)+"/ready", http.StatusOK)
+}
+
+// held is a source that answers when it is let go.
+type held struct {
+	source.Source
+	hold *atomic.Bool
+}
+
+// Open waits.
+func (h held) Open(ctx context.Context, path string, offset, length int64, version string) (*source.Body, error) {
+	for h.hold.Load() && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	return h.Source.Open(ctx, path, offset, length, version)
+}
+
+// TestADamagedModelIsNotReadyUntilItIsRepaired looks while the repair is under way.
+func TestADamagedModelIsNotReadyUntilItIsRepaired(t *testing.T) {
+	n := newNode(t, "a")
+	var hold atomic.Bool
+	n.models[0].Source = held{n.models[0].Source, &hold}
+	srv, cache, stop := n.start(t, fast(), n.models...)
+	defer stop()
+	await(t, srv, "/readyz", http.StatusOK)
+	hold.Store(true)
+	file := cache.Store().ModelPath(n.models[0].Digest) + "/weights"
+	if err := errors.Join(os.Chmod(file, 0o644), os.Truncate(file, 5)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, srv, "/readyz", http.StatusServiceUnavailable)
+	hold.Store(false)
+	await(t, srv, "/readyz", http.StatusOK)
+}
+
+// TestABadLeaseIsRefusedBeforeThePull asks for a model that will not come.
+func TestABadLeaseIsRefusedBeforeThePull(t *testing.T) {
+	n := newNode(t)
+	models := stuckModels()
+	srv, _, stop := n.start(t, fast(), models...)
+	defer stop()
+	var text string
+	if code := call(t, srv, http.MethodPost, "/leases", `{"digest":"`+string(models[0].Digest)+`","holder":"h"}`, &text); code != http.StatusBadRequest || !strings.Contains(text, "ttl") {
+		t.Errorf("%d, %s", code, text)
+	}
+}
+
+// pipes is a listener whose connections are in memory.
+type pipes chan net.Conn
+
+// Accept waits for a connection.
+func (p pipes) Accept() (net.Conn, error) {
+	c, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+// Close ends Accept.
+func (p pipes) Close() error { close(p); return nil }
+
+// Addr is nowhere.
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+// TestAClientThatSendsNothingIsLeft sends a request's header and half of its body.
+func TestAClientThatSendsNothingIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := store.Open(store.Config{Path: t.TempDir(), MaxBytes: 1 << 30, High: 1, Low: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close() }()
+		log := slog.New(slog.DiscardHandler)
+		srv := &http.Server{Handler: New(modelcache.New(s, fetch.DefaultConfig(), log), nil, fast(), log).Handler()}
+		ln := make(pipes)
+		go func() { _ = srv.Serve(ln) }()
+		defer func() { _ = srv.Close() }()
+		client, served := net.Pipe()
+		ln <- served
+		began := time.Now()
+		if _, err := io.WriteString(client, "POST /leases HTTP/1.1\r\nHost: node\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(client), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		_ = client.Close()
+		if took := time.Since(began); resp.StatusCode != http.StatusBadRequest || took != bodyTimeout {
+			t.Errorf("%s after %v", resp.Status, took)
+		}
+	})
 }

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -15,8 +17,12 @@ import (
 	"github.com/warmpath/warmpath/internal/modelcache/store"
 )
 
-// maxRequestBytes is far above any request to the agent.
-const maxRequestBytes = 64 << 10
+const (
+	// maxRequestBytes is far above any request to the agent.
+	maxRequestBytes = 64 << 10
+	// bodyTimeout is how long a client may take to send it.
+	bodyTimeout = 10 * time.Second
+)
 
 // Handler serves
 //
@@ -132,12 +138,26 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
+// read returns what a client asks for, checked as far as it can be without the disk. A
+// client that sends it slowly holds nothing for long.
 func read(w http.ResponseWriter, r *http.Request) (request, error) {
 	var body request
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Now().Add(bodyTimeout)) // an error is of a test's writer
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	if err != nil { // the deadline stays: net/http would wait for the rest
+		return body, fmt.Errorf("the request's body: %w", err)
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&body)
-	return body, err
+	if err := decoder.Decode(&body); err != nil {
+		return body, fmt.Errorf(`the body must be JSON as {"digest": "sha256:…", "holder": "pod-a", "ttl": "1m"}, or {"ttl": "1m"} to renew: %w`, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return body, errors.New("the body has more than one JSON value")
+	}
+	return body, store.CheckTTL(time.Duration(body.TTL))
 }
 
 // lease makes a model on the list present first, for as long as the client waits.
@@ -178,8 +198,8 @@ func (a *Agent) answer(w http.ResponseWriter, l store.Lease, digest manifest.Dig
 	switch {
 	case errors.Is(err, store.ErrAbsent), errors.Is(err, store.ErrNoLease):
 		refuse(w, http.StatusNotFound, err)
-	case err != nil:
-		refuse(w, http.StatusBadRequest, err)
+	case err != nil: // the request was checked: it is the disk
+		refuse(w, http.StatusInternalServerError, err)
 	default:
 		out := map[string]any{"id": l.ID, "expires": l.Expires}
 		if digest != "" {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -135,33 +136,59 @@ func (f *Fetcher) parallel(ctx context.Context, file File) (manifest.Digest, err
 // chunks fetches the chunks [begin, end), in as many attempts as it takes while each
 // brings something.
 func (f *Fetcher) chunks(ctx context.Context, file File, present *presence, begin, end int) error {
-	failures := 0
-	for {
+	return f.retry(ctx, func() (bool, error) {
 		got, err := f.attempt(ctx, file, begin, end, func(i int) {
 			present.add(i)
 			file.report(present.chunkBytes(i))
 		})
 		begin += got
-		if err == nil {
+		return got > 0, err
+	})
+}
+
+// retry makes attempts until one succeeds, nothing can help, or as many in a row as
+// are allowed brought nothing.
+func (f *Fetcher) retry(ctx context.Context, attempt func() (brought bool, err error)) error {
+	failures := 0
+	for {
+		brought, err := attempt()
+		switch {
+		case err == nil:
 			return nil
-		}
-		if got > 0 {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case source.Permanent(err), errors.Is(err, errWhole), errors.Is(err, errDisk):
+			return err
+		case brought:
 			failures = 0
 		}
 		failures++
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if source.Permanent(err) || errors.Is(err, errWhole) || errors.Is(err, errDisk) {
-			return err
-		}
 		if failures >= f.cfg.Attempts {
 			return fmt.Errorf("given up after %d attempts without a new byte: %w", failures, err)
 		}
-		if err := pause(ctx, f.cfg.RetryDelay<<(failures-1)); err != nil {
+		if err := pause(ctx, f.delay(failures)); err != nil {
 			return err
 		}
 	}
+}
+
+// maxDelay bounds the pauses, so that a source that comes back is noticed.
+const maxDelay = 30 * time.Second
+
+// delay is the pause after a number of failures. A random part of it keeps the nodes
+// that failed together from asking together.
+func (f *Fetcher) delay(failures int) time.Duration {
+	d := f.cfg.RetryDelay
+	for range failures - 1 {
+		if d >= maxDelay {
+			break
+		}
+		d *= 2
+	}
+	if d > maxDelay {
+		d = max(f.cfg.RetryDelay, maxDelay)
+	}
+	return d/2 + rand.N(d/2+1)
 }
 
 // errDisk marks errors of our own disk: the source cannot help.
@@ -180,9 +207,18 @@ func (f *Fetcher) attempt(ctx context.Context, file File, begin, end int, done f
 		return 0, errWhole
 	}
 	if body.Size >= 0 && body.Size != file.To.Size() {
-		return 0, fmt.Errorf("the file has %d bytes at the source, not %d", body.Size, file.To.Size())
+		return 0, encoded(body, fmt.Errorf("the file has %d bytes at the source, not %d", body.Size, file.To.Size()))
 	}
-	return f.copy(body, file.To, begin, end, done)
+	got, err = f.copy(body, file.To, begin, end, done)
+	return got, encoded(body, err)
+}
+
+// encoded says of an error that the source compresses what it must not.
+func encoded(body *source.Body, err error) error {
+	if err == nil || body.Encoding == "" || body.Encoding == "identity" || errors.Is(err, errDisk) {
+		return err
+	}
+	return fmt.Errorf("%w; the source sent the file with Content-Encoding %s, it must be served as it is", err, body.Encoding)
 }
 
 // copy stores a body's chunks. The body may be longer than what was asked for: the
@@ -207,37 +243,66 @@ func (f *Fetcher) copy(body io.Reader, part *store.Partial, begin, end int, done
 	return got, nil
 }
 
-// open starts a request that ends when nothing has come for the stall timeout.
+// open starts a request that ends when nothing has come for the stall timeout. What
+// the reader does between two reads does not count.
 func (f *Fetcher) open(ctx context.Context, file File, offset, length int64) (*source.Body, func(), error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stalled := fmt.Errorf("nothing came for %v", f.cfg.StallTimeout)
-	watchdog := time.AfterFunc(f.cfg.StallTimeout, func() { cancel(stalled) })
-	stop := func() { watchdog.Stop(); cancel(nil) }
-	body, err := file.From.Open(ctx, file.Path, offset, length, file.Version)
+	w := f.watch(ctx)
+	body, err := file.From.Open(w.ctx, file.Path, offset, length, file.Version)
 	if err != nil {
-		if cause := context.Cause(ctx); errors.Is(cause, stalled) {
-			err = stalled
-		}
-		stop()
+		err = w.explain(err)
+		w.end()
 		return nil, nil, err
 	}
+	w.timer.Stop()
 	closer := body.ReadCloser
 	body.ReadCloser = struct {
 		io.Reader
 		io.Closer
 	}{readerFunc(func(p []byte) (int, error) {
+		w.alive()
 		n, err := closer.Read(p)
+		w.timer.Stop()
 		f.received.Add(int64(n))
 		if file.Received != nil {
 			file.Received(int64(n))
 		}
-		watchdog.Reset(f.cfg.StallTimeout)
-		if err != nil && errors.Is(context.Cause(ctx), stalled) {
-			err = stalled
+		if err != nil {
+			err = w.explain(err)
 		}
 		return n, err
 	}), closer}
-	return body, func() { stop(); _ = closer.Close() }, nil
+	return body, func() { w.end(); _ = closer.Close() }, nil
+}
+
+// watch ends a request's context when the source is silent for the stall timeout.
+type watch struct {
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer
+	timeout time.Duration
+	stalled error
+}
+
+func (f *Fetcher) watch(ctx context.Context) *watch {
+	w := &watch{timeout: f.cfg.StallTimeout, stalled: fmt.Errorf("nothing came for %v (fetch.stallTimeout)", f.cfg.StallTimeout)}
+	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	w.timer = time.AfterFunc(w.timeout, func() { w.cancel(w.stalled) })
+	return w
+}
+
+func (w *watch) alive() { w.timer.Reset(w.timeout) }
+
+func (w *watch) end() {
+	w.timer.Stop()
+	w.cancel(nil)
+}
+
+// explain says what ended a request.
+func (w *watch) explain(err error) error {
+	if errors.Is(context.Cause(w.ctx), w.stalled) {
+		return w.stalled
+	}
+	return err
 }
 
 type readerFunc func([]byte) (int, error)
@@ -250,33 +315,26 @@ func (f *Fetcher) whole(ctx context.Context, file File) (manifest.Digest, error)
 		return "", err
 	}
 	defer f.connections.Release(1)
-	for failures := 1; ; failures++ {
+	var present *presence
+	err := f.retry(ctx, func() (bool, error) {
 		if err := file.To.Reset(); err != nil {
-			return "", err
+			return false, fmt.Errorf("%w: %w", errDisk, err)
 		}
 		var reported int64
-		present := newPresence(file.To)
+		present = newPresence(file.To)
 		err := f.wholeOnce(ctx, file, present, func(i int) {
 			reported += present.chunkBytes(i)
 			file.report(present.chunkBytes(i))
 		})
-		if err == nil {
-			return f.hash(ctx, file.To, present)
+		if err != nil {
+			file.report(-reported)
 		}
-		file.report(-reported)
-		if ctx.Err() != nil {
-			return "", context.Cause(ctx)
-		}
-		if source.Permanent(err) || errors.Is(err, errDisk) {
-			return "", err
-		}
-		if failures >= f.cfg.Attempts {
-			return "", fmt.Errorf("given up after %d attempts: %w", failures, err)
-		}
-		if err := pause(ctx, f.cfg.RetryDelay<<(failures-1)); err != nil {
-			return "", err
-		}
+		return false, err
+	})
+	if err != nil {
+		return "", err
 	}
+	return f.hash(ctx, file.To, present)
 }
 
 func (f *Fetcher) wholeOnce(ctx context.Context, file File, present *presence, done func(int)) error {
@@ -286,10 +344,10 @@ func (f *Fetcher) wholeOnce(ctx context.Context, file File, present *presence, d
 	}
 	defer stop()
 	if body.Size >= 0 && body.Size != file.To.Size() {
-		return fmt.Errorf("the file has %d bytes at the source, not %d", body.Size, file.To.Size())
+		return encoded(body, fmt.Errorf("the file has %d bytes at the source, not %d", body.Size, file.To.Size()))
 	}
 	_, err = f.copy(body, file.To, 0, file.To.Chunks(), func(i int) { present.add(i); done(i) })
-	return err
+	return encoded(body, err)
 }
 
 // hash hashes chunks in order as they become present.

@@ -84,28 +84,18 @@ func New(files []File) (*Manifest, error) {
 	}
 	sorted := slices.Clone(files)
 	slices.SortFunc(sorted, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-	seen := make(map[string]bool, len(sorted))
+	paths := make([]string, 0, len(sorted))
 	for _, f := range sorted {
-		if err := CheckPath(f.Path); err != nil {
-			return nil, err
-		}
+		paths = append(paths, f.Path)
 		if _, err := ParseDigest(string(f.Digest)); err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Path, err)
 		}
 		if f.Size < 0 {
 			return nil, fmt.Errorf("%s: %d bytes", f.Path, f.Size)
 		}
-		if seen[f.Path] {
-			return nil, fmt.Errorf("%s is there twice", f.Path)
-		}
-		seen[f.Path] = true
 	}
-	for _, f := range sorted {
-		for i, c := range f.Path {
-			if c == '/' && seen[f.Path[:i]] {
-				return nil, fmt.Errorf("%s is a file and a directory", f.Path[:i])
-			}
-		}
+	if err := CheckPaths(paths); err != nil {
+		return nil, err
 	}
 	return &Manifest{Files: sorted}, nil
 }
@@ -184,6 +174,29 @@ func (m *Manifest) Bytes() int64 {
 		sum += f.Size
 	}
 	return sum
+}
+
+// CheckPaths says what keeps files from being one model: a path that CheckPath
+// refuses, one that is there twice, or one that is a file and a directory.
+func CheckPaths(paths []string) error {
+	seen := make(map[string]bool, len(paths))
+	for _, path := range paths {
+		if err := CheckPath(path); err != nil {
+			return err
+		}
+		if seen[path] {
+			return fmt.Errorf("%s is there twice", path)
+		}
+		seen[path] = true
+	}
+	for _, path := range paths {
+		for i, c := range path {
+			if c == '/' && seen[path[:i]] {
+				return fmt.Errorf("%s is a file and a directory", path[:i])
+			}
+		}
+	}
+	return nil
 }
 
 // CheckPath says what is wrong with a file's path. What it accepts is relative,

@@ -50,8 +50,8 @@ func newBucket(name, prefix string, cfg Config, lookup func(string) (string, boo
 		endpoint = amazon
 	}
 	u, err := url.Parse(endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("source.endpoint is %q, must be a URL as https://s3.example.com", endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+		return nil, fmt.Errorf("source.endpoint (or AWS_ENDPOINT_URL) is %q, must be a URL of scheme and host alone, as https://s3.example.com", Redacted(endpoint))
 	}
 	region := get(cfg.Region, "AWS_REGION", "AWS_DEFAULT_REGION")
 	return &bucket{name: name, prefix: prefix, connect: sync.OnceValues(func() (*minio.Core, error) {
@@ -83,25 +83,26 @@ func (b *bucket) key(path string) string {
 }
 
 // List lists the prefix.
-func (b *bucket) List(ctx context.Context) ([]Object, error) {
+func (b *bucket) List(ctx context.Context, each func(Object) bool) error {
 	core, err := b.connect()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the listing's goroutine when we leave early
 	prefix := b.key("")
-	var objects []Object
 	for info := range core.Client.ListObjects(ctx, b.name, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
 		if info.Err != nil {
-			return nil, b.explain(info.Err, prefix, 0)
+			return b.explain(info.Err, prefix, 0)
 		}
 		if strings.HasSuffix(info.Key, "/") && info.Size == 0 {
 			continue // a folder that some console made
 		}
-		objects = append(objects, Object{Path: strings.TrimPrefix(info.Key, prefix), Size: info.Size, Version: quoted(info.ETag)})
+		if !each(Object{Path: strings.TrimPrefix(info.Key, prefix), Size: info.Size, Version: quoted(info.ETag)}) {
+			return nil
+		}
 	}
-	return objects, ctx.Err()
+	return ctx.Err()
 }
 
 // Open sends a GET with If-Match.

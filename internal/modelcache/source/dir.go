@@ -14,14 +14,13 @@ type dir struct{ path string }
 func newDir(path string) *dir { return &dir{path: path} }
 
 // List walks the directory.
-func (d *dir) List(ctx context.Context) ([]Object, error) {
+func (d *dir) List(ctx context.Context, each func(Object) bool) error {
 	root, err := os.OpenRoot(d.path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = root.Close() }()
-	var objects []Object
-	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+	return fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -30,12 +29,13 @@ func (d *dir) List(ctx context.Context) ([]Object, error) {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		if !info.Mode().IsRegular() {
-			return fmt.Errorf("%s in %s is not a file, nor a link to one", path, d.path)
+			return fmt.Errorf("%s in %s is not a file, nor a link to one: %w", path, d.path, fs.ErrInvalid)
 		}
-		objects = append(objects, Object{Path: path, Size: info.Size(), Version: dirVersion(info)})
+		if !each(Object{Path: path, Size: info.Size(), Version: dirVersion(info)}) {
+			return fs.SkipAll
+		}
 		return ctx.Err()
 	})
-	return objects, err
 }
 
 func dirVersion(info fs.FileInfo) string {

@@ -23,7 +23,7 @@ var (
 // Permanent tells that asking again cannot help.
 func Permanent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrChanged) ||
-		errors.Is(err, context.Canceled)
+		errors.Is(err, ErrNoListing) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, context.Canceled)
 }
 
 // Object is a file at a source.
@@ -46,13 +46,17 @@ type Body struct {
 	Size int64
 	// Version is the file's, "" if the source does not tell.
 	Version string
+	// Encoding is what the source says it did to the bytes (Content-Encoding), although
+	// it was asked for them as they are; "" if nothing.
+	Encoding string
 }
 
 // Source is one revision of a repository. Its methods may be called from many
 // goroutines.
 type Source interface {
-	// List returns all files in any order, or ErrNoListing.
-	List(ctx context.Context) ([]Object, error)
+	// List calls each with all files in any order, until it returns false. The error is
+	// ErrNoListing if the source cannot say what there is.
+	List(ctx context.Context, each func(Object) bool) error
 	// Open reads length bytes from offset, all that follow if length is negative. A
 	// version that is not "" must be the file's; ErrChanged otherwise. A file that is
 	// not there is fs.ErrNotExist.
@@ -67,6 +71,24 @@ type Config struct {
 	Endpoint string `yaml:"endpoint"`
 	// Region of the bucket. "" means AWS_REGION, or what the server says.
 	Region string `yaml:"region"`
+}
+
+// Redacted is a repository without the password and the query that its URL may have:
+// what may be logged, and kept where others read it.
+func Redacted(repository string) string {
+	if !strings.HasPrefix(repository, "http://") && !strings.HasPrefix(repository, "https://") {
+		return repository
+	}
+	scheme, rest, _ := strings.Cut(repository, "://")
+	rest, _, _ = strings.Cut(rest, "?")
+	authority, path, slash := strings.Cut(rest, "/")
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		authority = authority[i+1:]
+	}
+	if slash {
+		path = "/" + path
+	}
+	return scheme + "://" + authority + path
 }
 
 // objectStorage begins a repository that names a bucket of whatever object store
@@ -87,6 +109,9 @@ func New(repository, revision string, cfg Config, lookup func(string) (string, b
 	}
 	full := strings.ReplaceAll(repository, "{revision}", revision)
 	if full == repository && revision != "" {
+		if strings.HasPrefix(repository, "http") && strings.ContainsAny(repository, "?#") {
+			return nil, fmt.Errorf("model.repository %q has a query: write {revision} into it where model.revision belongs", Redacted(repository))
+		}
 		full = strings.TrimRight(repository, "/") + "/" + revision
 	}
 	if rest, ok := strings.CutPrefix(full, objectStorage); ok {
@@ -97,7 +122,7 @@ func New(repository, revision string, cfg Config, lookup func(string) (string, b
 	}
 	u, err := url.Parse(full)
 	if err != nil {
-		return nil, fmt.Errorf("model.repository is %q: %w", repository, err)
+		return nil, errors.New("model.repository is not a URL that can be read (it is not shown, as it may have a password)")
 	}
 	switch u.Scheme {
 	case "s3":

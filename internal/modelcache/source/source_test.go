@@ -113,9 +113,15 @@ func TestEverySourceSaysWhatCannotBeHelped(t *testing.T) {
 	}
 }
 
+func list(t *testing.T, s Source) (objects []Object, err error) {
+	t.Helper()
+	err = s.List(t.Context(), func(o Object) bool { objects = append(objects, o); return true })
+	return objects, err
+}
+
 func TestListings(t *testing.T) {
 	for name, s := range sources(t) {
-		objects, err := s.List(t.Context())
+		objects, err := list(t, s)
 		if name == "HTTP" {
 			if !errors.Is(err, ErrNoListing) {
 				t.Errorf("%s: %v", name, err)
@@ -135,6 +141,29 @@ func TestListings(t *testing.T) {
 			continue
 		}
 		_ = body.Close()
+	}
+}
+
+// TestALongListingComesInPages has a bucket of three pages, the last of which can be
+// asked for by its token alone.
+func TestALongListingComesInPages(t *testing.T) {
+	var asked []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := r.URL.Query().Get("continuation-token")
+		asked = append(asked, token)
+		next := map[string]string{"": "t 1/+", "t 1/+": "t2", "t2": ""}[token]
+		fmt.Fprintf(w, `<ListBucketResult><Name>models</Name><IsTruncated>%v</IsTruncated><NextContinuationToken>%s</NextContinuationToken>
+			<Contents><Key>llm/%d</Key><Size>10</Size></Contents></ListBucketResult>`, next != "", next, len(asked))
+	}))
+	defer srv.Close()
+	s := open(t, "s3://models/llm", "", Config{Endpoint: srv.URL, Region: "here"})
+	objects, err := list(t, s)
+	if err != nil || len(objects) != 3 || objects[2].Path != "3" || !slices.Equal(asked, []string{"", "t 1/+", "t2"}) {
+		t.Errorf("%+v, %v; asked for %q", objects, err, asked)
+	}
+	asked = nil
+	if err := s.List(t.Context(), func(Object) bool { return false }); err != nil || len(asked) > 2 {
+		t.Errorf("%v; asked for %q after the reader had left", err, asked)
 	}
 }
 
@@ -160,7 +189,7 @@ func TestLinksOutOfADirectoryAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := open(t, dir, "", Config{})
-		if objects, err := s.List(t.Context()); err == nil {
+		if objects, err := list(t, s); err == nil {
 			t.Errorf("%s: listed %+v", name, objects)
 		}
 		if body, err := s.Open(t.Context(), "link", 0, -1, ""); err == nil {
@@ -217,24 +246,108 @@ func TestAServerThatSendsSomethingElseIsNoticed(t *testing.T) {
 	}
 }
 
-func TestTheTokenGoesToItsHostAlone(t *testing.T) {
-	var elsewhere, here string
-	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { elsewhere = r.Header.Get("Authorization") }))
+func TestTheTokenGoesToItsServerAlone(t *testing.T) {
+	var elsewhere []string
+	note := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		elsewhere = append(elsewhere, r.Header.Get("Authorization"))
+	})
+	other := httptest.NewServer(note)
 	defer other.Close()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		here = r.Header.Get("Authorization")
-		http.Redirect(w, r, strings.Replace(other.URL, "127.0.0.1", "localhost", 1), http.StatusFound)
-	}))
+	for name, c := range map[string]struct {
+		to   func(self string) string
+		want []string
+	}{
+		"another host":          {func(string) string { return strings.Replace(other.URL, "127.0.0.1", "localhost", 1) }, []string{""}},
+		"another port":          {func(string) string { return other.URL }, []string{""}},
+		"the same server":       {func(self string) string { return self + "/moved" }, []string{"Bearer secret"}},
+		"from https to http":    {func(self string) string { return strings.Replace(self, "https", "http", 1) + "/plain" }, nil},
+		"a file of the machine": {func(string) string { return "file:///etc/passwd" }, nil},
+		"in a circle":           {func(self string) string { return self }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			elsewhere = nil
+			here := ""
+			srv := httptest.NewUnstartedServer(nil)
+			srv.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/moved" {
+					note(w, r)
+					return
+				}
+				here = r.Header.Get("Authorization")
+				http.Redirect(w, r, c.to(srv.URL), http.StatusFound)
+			})
+			if strings.Contains(name, "https") {
+				srv.StartTLS()
+			} else {
+				srv.Start()
+			}
+			defer srv.Close()
+			s, err := New(srv.URL, "", Config{}, func(name string) (string, bool) { return "secret", name == "MODELCACHE_TOKEN" })
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.(*web).client.Transport.(*http.Transport).TLSClientConfig = srv.Client().Transport.(*http.Transport).TLSClientConfig
+			body, err := s.Open(t.Context(), "f", 0, -1, "")
+			if err == nil {
+				_ = body.Close()
+			}
+			if (err == nil) != (c.want != nil) {
+				t.Errorf("the answer is %v", err)
+			}
+			if here != "Bearer secret" || !slices.Equal(elsewhere, c.want) {
+				t.Errorf("the server got %q, the one it redirected to %q", here, elsewhere)
+			}
+		})
+	}
+	// What net/http itself would take a token to: a redirect within one host's name.
+	first, _ := http.NewRequest(http.MethodGet, "https://example.com/f", nil)
+	for target, want := range map[string]string{"https://example.com/g": "t", "http://example.com/f": "", "https://example.com:8443/f": "", "https://sub.example.com/f": ""} {
+		next, _ := http.NewRequest(http.MethodGet, target, nil)
+		next.Header.Set("Authorization", "t")
+		if err := redirect(next, []*http.Request{first}); err != nil || next.Header.Get("Authorization") != want {
+			t.Errorf("to %s: %q, %v", target, next.Header.Get("Authorization"), err)
+		}
+	}
+}
+
+// TestNamesReachTheServerAsTheyAre has names that mean something in a URL.
+func TestNamesReachTheServerAsTheyAre(t *testing.T) {
+	var got string
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.URL.Path }))
 	defer srv.Close()
-	s, err := New(srv.URL, "", Config{}, func(name string) (string, bool) { return "secret", name == "MODELCACHE_TOKEN" })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if body, err := s.Open(t.Context(), "f", 0, -1, ""); err == nil {
+	s := open(t, srv.URL+"/m", "v1", Config{})
+	for _, name := range []string{"a b", "100%.bin", "a%2fb", "%2e%2e/%2e%2e/x", "a?b", "a#b", "a+b", "ä", "sub/a;b=c", "a:b"} {
+		body, err := s.Open(t.Context(), name, 0, -1, "")
+		if err != nil {
+			t.Errorf("%q: %v", name, err)
+			continue
+		}
 		_ = body.Close()
+		if got != "/m/v1/"+name {
+			t.Errorf("%q is asked for as %q", name, got)
+		}
 	}
-	if here != "Bearer secret" || elsewhere != "" {
-		t.Errorf("the host got %q, the one it redirected to %q", here, elsewhere)
+}
+
+// TestSecretsInURLsAreNotShown looks at every place that shows a repository.
+func TestSecretsInURLsAreNotShown(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	host := strings.TrimPrefix(srv.URL, "http://")
+	secret := "http://me:hidden@" + host + "/{revision}/m?sig=hidden"
+	if got, want := Redacted(secret), "http://"+host+"/{revision}/m"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	s := open(t, secret, "v1", Config{})
+	_, missing := s.Open(t.Context(), "f", 0, -1, "")
+	srv.Close()
+	_, down := s.Open(t.Context(), "f", 0, -1, "")
+	_, noPlace := New("http://me:hidden@h/m?sig=hidden", "v1", Config{}, os.LookupEnv)
+	_, noURL := New("http://me:hidden@h:x/m", "", Config{}, os.LookupEnv)
+	_, endpoint := New("s3://b", "", Config{Endpoint: "https://me:hidden@h"}, os.LookupEnv)
+	for i, err := range []error{missing, down, noPlace, noURL, endpoint} {
+		if err == nil || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%d: %v", i, err)
+		}
 	}
 }
 
@@ -248,6 +361,9 @@ func TestRepositoriesOfNoKnownFormAreRefused(t *testing.T) {
 	}
 	if _, err := New("s3://b", "", Config{Endpoint: "nowhere"}, os.LookupEnv); err == nil {
 		t.Error("an endpoint that is no URL is accepted")
+	}
+	if _, err := New("s3://b", "", Config{Endpoint: "https://h/s3"}, os.LookupEnv); err == nil {
+		t.Error("an endpoint with a path, which requests would not have, is accepted")
 	}
 }
 

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -19,36 +20,55 @@ type web struct {
 	client *http.Client
 }
 
-// newWeb returns a source that sends token, if there is one, as a bearer token. It
-// is not sent on to another host when the server redirects (net/http sees to it).
+// newWeb returns a source that sends token, if there is one, as a bearer token.
 func newWeb(base *url.URL, token string) *web {
-	return &web{base: base, token: token, client: &http.Client{Transport: transport()}}
+	return &web{base: base, token: token, client: &http.Client{Transport: transport(), CheckRedirect: redirect}}
 }
 
-// transport keeps as many connections as downloads may use, and gives up on a
-// server that accepts connections and says nothing.
+// maxRedirects is net/http's own.
+const maxRedirects = 10
+
+// redirect follows a server's redirects, but sends the token on to the same scheme,
+// host and port alone: net/http would to other ports, to subdomains, and from https
+// to http.
+func redirect(req *http.Request, via []*http.Request) error {
+	if len(via) >= maxRedirects {
+		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+	}
+	if first := via[0].URL; req.URL.Scheme != first.Scheme || req.URL.Host != first.Host {
+		req.Header.Del("Authorization")
+	}
+	return nil
+}
+
+// transport keeps as many connections as downloads may use. How long a server may be
+// silent is the caller's to say, with the context.
 func transport() *http.Transport {
 	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: 30 * time.Second,
-		IdleConnTimeout:       30 * time.Second,
-		MaxIdleConnsPerHost:   64,
-		DisableCompression:    true, // a range of compressed bytes is a range of something else
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout:     30 * time.Second,
+		MaxIdleConnsPerHost: 64,
+		DisableCompression:  true, // a range of compressed bytes is a range of something else
 	}
 }
 
 // List returns ErrNoListing.
-func (w *web) List(context.Context) ([]Object, error) { return nil, ErrNoListing }
+func (w *web) List(context.Context, func(Object) bool) error { return ErrNoListing }
 
 // Open sends a GET.
 func (w *web) Open(ctx context.Context, path string, offset, length int64, version string) (*Body, error) {
-	u := w.base.JoinPath(strings.Split(path, "/")...)
+	elements := strings.Split(path, "/")
+	for i, e := range elements {
+		elements[i] = url.PathEscape(e)
+	}
+	u := w.base.JoinPath(elements...)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
+	req.Header.Set("Accept-Encoding", "identity")
 	if w.token != "" {
 		req.Header.Set("Authorization", "Bearer "+w.token)
 	}
@@ -60,6 +80,9 @@ func (w *web) Open(ctx context.Context, path string, offset, length int64, versi
 	}
 	resp, err := w.client.Do(req)
 	if err != nil {
+		if failed, ok := errors.AsType[*url.Error](err); ok { // it shows the whole URL
+			err = fmt.Errorf("%s %s: %w", failed.Op, Redacted(failed.URL), failed.Err)
+		}
 		return nil, err
 	}
 	body, err := readHeader(resp.StatusCode, resp.Header, resp.ContentLength, offset)
@@ -68,7 +91,7 @@ func (w *web) Open(ctx context.Context, path string, offset, length int64, versi
 	}
 	if err != nil {
 		_ = resp.Body.Close()
-		return nil, fmt.Errorf("%s: %w", u.Redacted(), err)
+		return nil, fmt.Errorf("%s: %w", Redacted(u.String()), err)
 	}
 	body.ReadCloser = resp.Body
 	return body, nil
@@ -92,7 +115,7 @@ func strong(version string) bool { return strings.HasPrefix(version, `"`) }
 // readHeader finds out what an answer's body is. The status of an error becomes an
 // error that Permanent can judge.
 func readHeader(status int, header http.Header, contentLength, offset int64) (*Body, error) {
-	body := &Body{Size: -1, Version: header.Get("ETag")}
+	body := &Body{Size: -1, Version: header.Get("ETag"), Encoding: header.Get("Content-Encoding")}
 	switch status {
 	case http.StatusOK:
 		body.Size = contentLength

@@ -92,10 +92,7 @@ func (s *Store) Entries() ([]*Entry, error) {
 // entry reads one model's state. Files that are missing or cannot be understood are
 // as good as absent; only a disk that does not answer is an error.
 func (s *Store) entry(model manifest.Digest) (*Entry, error) {
-	e := &Entry{Model: model, Pins: []string{}, Leases: []Lease{}}
-	if info, err := s.root.Lstat(modelDir(model)); err == nil && info.IsDir() {
-		e.Published = true
-	}
+	e := &Entry{Model: model, Published: s.published(model), Pins: []string{}, Leases: []Lease{}}
 	dir := stateDir(model)
 	if m, err := s.Manifest(model); err == nil {
 		e.files, e.Bytes = m.Files, m.Bytes()

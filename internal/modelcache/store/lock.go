@@ -57,11 +57,14 @@ func (s *Store) tryLock(name string) (func(), error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
-		_ = f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+			_ = f.Close()
 			return nil, ErrBusy
 		}
-		return nil, fmt.Errorf("flock %s: %w", name, err)
+		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EOPNOTSUPP) { // else it is as if it did nothing
+			_ = f.Close()
+			return nil, fmt.Errorf("flock %s: %w", name, err)
+		}
 	}
 	mine, err := f.Stat()
 	if err == nil {

@@ -38,6 +38,7 @@ type Partial struct {
 	mu      sync.Mutex // guards what follows
 	journal *os.File
 	have    []bool
+	resting bool
 }
 
 // A journal is journalMagic, the file's size, then records of a chunk's number and
@@ -67,7 +68,7 @@ func (s *Store) openPartial(p Part) (part *Partial, published bool, err error) {
 	if err := s.takeSpace(p); err != nil {
 		return nil, false, err
 	}
-	if part.data, err = s.openPlain(part.dir+"/data", os.O_RDWR); err != nil {
+	if part.data, err = s.openData(part.dir + "/data"); err != nil {
 		return nil, false, err
 	}
 	if part.journal, err = s.openPlain(part.dir+"/journal", os.O_RDWR|os.O_CREATE); err != nil {
@@ -109,22 +110,45 @@ func (s *Store) openPlain(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// openData opens a download's bytes. They are read-only from when they were proven:
+// what is a blob by another name stays so, what a pull left before it got one is
+// written to again.
+func (s *Store) openData(name string) (*os.File, error) {
+	info, err := s.root.Lstat(name)
+	if err == nil && info.Mode().Perm()&0o200 == 0 {
+		if links(info) > 1 {
+			return s.openPlain(name, os.O_RDONLY)
+		}
+		if err := s.root.Chmod(name, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return s.openPlain(name, os.O_RDWR)
+}
+
 // takeSpace makes a partial file of its full size, so that the disk cannot become
-// full on the way. One that is there already keeps its bytes.
+// full on the way. One that is there already keeps its bytes, and is not touched: its
+// pull may be about to publish it.
 func (s *Store) takeSpace(p Part) error {
 	dir := partials + "/" + p.Name
 	if err := s.root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	f, err := s.openPlain(dir+"/data", os.O_RDWR|os.O_CREATE)
+	name := dir + "/data"
+	info, err := s.root.Lstat(name)
+	if err == nil && info.Mode().IsRegular() && info.Size() == p.Size {
+		return nil
+	}
+	if err == nil && info.Mode().Perm()&0o200 == 0 { // it was proven once, and cut since
+		if err := s.root.Remove(name); err != nil {
+			return err
+		}
+	}
+	f, err := s.openPlain(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
-	info, err := f.Stat()
-	if err == nil && info.Size() != p.Size { // else another pull may be about to publish it: its time must stay
-		err = allocate(f, p.Size)
-	}
-	err = errors.Join(err, f.Close())
+	err = errors.Join(allocate(f, p.Size), f.Close())
 	if err != nil {
 		_ = s.root.RemoveAll(dir)
 	}
@@ -194,6 +218,9 @@ func (p *Partial) Reset() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.have)
+	if p.resting {
+		return p.s.root.Remove(p.dir + "/journal")
+	}
 	if err := p.journal.Truncate(0); err != nil {
 		return err
 	}
@@ -242,6 +269,15 @@ func (p *Partial) Read(i int, buffer []byte) ([]byte, error) {
 	chunk := buffer[:p.chunkLen(i)]
 	_, err := p.data.ReadAt(chunk, int64(i)*ChunkBytes)
 	return chunk, err
+}
+
+// Rest closes the files of a complete download, so that a model of thousands of files
+// can wait for the last of them. Offer, Reset, Close and Discard still work.
+func (p *Partial) Rest() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.resting = true
+	return errors.Join(p.data.Close(), p.journal.Close())
 }
 
 // Close keeps what is there for the next one, unless nobody may take over.
@@ -297,11 +333,16 @@ func (p *Partial) Offer(ctx context.Context, file manifest.Digest) error {
 
 // seal makes a file what a blob is, and durable.
 func (p *Partial) seal() error {
-	if err := p.data.Chmod(0o444); err != nil {
+	name := p.dir + "/data"
+	if err := p.s.root.Chmod(name, 0o444); err != nil {
 		return err
 	}
-	if err := p.s.root.Chtimes(p.dir+"/data", stamp, stamp); err != nil {
+	if err := p.s.root.Chtimes(name, stamp, stamp); err != nil {
 		return err
 	}
-	return p.data.Sync()
+	f, err := p.s.openRead(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

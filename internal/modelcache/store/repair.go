@@ -8,11 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/warmpath/warmpath/internal/modelcache/manifest"
 )
@@ -48,6 +50,9 @@ func (s *Store) rescueBlob(ctx context.Context, twin string, file manifest.Diges
 	if s.looksRight(blob, size) == nil {
 		return nil
 	}
+	if _, err := s.root.Lstat(blob); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err // a disk that does not answer says nothing about the file
+	}
 	for _, name := range []string{blob, twin} {
 		if name == "" || s.size(name) != size {
 			continue
@@ -75,8 +80,12 @@ func (s *Store) rescueBlob(ctx context.Context, twin string, file manifest.Diges
 	return s.root.RemoveAll(blob)
 }
 
+// hashIs tells that a file has a digest. What the disk cannot read any more does not.
 func (s *Store) hashIs(ctx context.Context, name string, file manifest.Digest) (bool, error) {
 	digest, err := s.hash(ctx, name, make([]byte, hashBuffer))
+	if errors.Is(err, unix.EIO) {
+		return false, nil
+	}
 	return digest == file, err
 }
 
@@ -192,7 +201,9 @@ func (s *Store) Verify(ctx context.Context, which []manifest.Digest, progress fu
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(workers)
 	hashed := map[inode]manifest.Digest{} // files that models share are hashed once; only this goroutine's
+	present := map[manifest.Digest]bool{} // when its turn came: what is evicted meanwhile has no faults
 	for _, model := range which {
+		present[model] = s.published(model)
 		m, err := s.Manifest(model)
 		if err != nil {
 			fault(model, manifest.Name, err.Error())
@@ -232,10 +243,13 @@ func (s *Store) Verify(ctx context.Context, which []manifest.Digest, progress fu
 				report.Bytes += f.Size
 				mu.Unlock()
 				switch {
-				case err != nil:
+				case err != nil && !errors.Is(err, unix.EIO):
 					fault(model, f.Path, err.Error())
-				case digest != f.Digest:
+				case err != nil || digest != f.Digest:
 					why := fmt.Sprintf("has %s, must have %s", digest, f.Digest)
+					if err != nil {
+						why = "the disk cannot read it: " + err.Error()
+					}
 					if err := s.distrust(name); err != nil {
 						why += "; it could not be marked: " + err.Error()
 					}
@@ -253,7 +267,14 @@ func (s *Store) Verify(ctx context.Context, which []manifest.Digest, progress fu
 		}
 	}
 	err := group.Wait()
+	report.Faults = slices.DeleteFunc(report.Faults, func(f Fault) bool { return present[f.Model] && !s.published(f.Model) })
 	return report, err
+}
+
+// published tells that a model's directory is there.
+func (s *Store) published(model manifest.Digest) bool {
+	info, err := s.root.Lstat(modelDir(model))
+	return err == nil && info.IsDir()
 }
 
 // Warm reads a model's files so that they are in the page cache when the engine maps

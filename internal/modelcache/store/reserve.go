@@ -305,28 +305,16 @@ func (s *Store) sweep(plan *Plan) error {
 		for name := range e.names() {
 			needed[name] = true
 		}
-		for _, l := range e.Leases {
-			if l.Expires.Before(time.Now()) {
-				_ = s.root.Remove(stateDir(e.Model) + "/leases/" + l.ID)
-			}
-		}
+		_ = s.dropExpired(e.Model)
+		s.settle(e)
 	}
 	if plan != nil {
 		for _, p := range plan.Parts {
 			needed[p.Name] = true
 		}
 	}
-	names, err := s.names(blobs)
+	names, err := s.names(partials) // before blobs, which they may be links of
 	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		info, err := s.root.Lstat(blobs + "/" + name)
-		if err == nil && !needed[name] && links(info) <= 1 {
-			_ = s.root.Remove(blobs + "/" + name)
-		}
-	}
-	if names, err = s.names(partials); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -335,8 +323,36 @@ func (s *Store) sweep(plan *Plan) error {
 			_ = s.root.RemoveAll(partials + "/" + name)
 		}
 	}
+	if names, err = s.names(blobs); err != nil {
+		return err
+	}
+	for _, name := range names {
+		info, err := s.root.Lstat(blobs + "/" + name)
+		if err == nil && !needed[name] && links(info) <= 1 {
+			_ = s.root.Remove(blobs + "/" + name)
+		}
+	}
 	return nil
 }
+
+// settle puts right what was written down while the clock was ahead: a last use that
+// has yet to come would keep a model the last to go until then, and a lease that ends
+// later than any may would keep it for as long. It must run under lock.
+func (s *Store) settle(e *Entry) {
+	now := time.Now()
+	if e.LastUse.After(now.Add(clockSlack)) {
+		_ = s.root.Chtimes(stateDir(e.Model)+"/used", now, now)
+	}
+	for _, l := range e.Leases {
+		if l.Expires.After(now.Add(MaxLease + clockSlack)) {
+			l.Expires = now.Add(MaxLease).Truncate(time.Millisecond)
+			_ = s.writeLease(e.Model, l)
+		}
+	}
+}
+
+// clockSlack is more than a clock is set back by in normal running.
+const clockSlack = time.Minute
 
 // abandoned tells that a download that is in no plan is nobody's. Where locks do
 // nothing it may be another process's; one that nothing was written to for a day is
@@ -346,6 +362,9 @@ func (s *Store) abandoned(name string) bool {
 		return true
 	}
 	info, err := s.root.Lstat(partials + "/" + name + "/journal")
+	if errors.Is(err, fs.ErrNotExist) { // it was reserved and never begun
+		info, err = s.root.Lstat(partials + "/" + name)
+	}
 	return err == nil && time.Since(info.ModTime()) > 24*time.Hour
 }
 

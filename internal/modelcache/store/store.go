@@ -15,6 +15,7 @@
 //	locks/<name>                   flock: one pull of a model or a file on this node
 //	lock                           flock: one process at a time changes what is published or reserved
 //	tmp/                           trees that are being made or removed, only under lock
+//	modelcache.dir                 says that the directory is a cache
 //
 // A blob's name says what its content was when it was published. Its modification
 // time is set to one constant then, so that a look at size and time tells whether
@@ -31,6 +32,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/modelcache/manifest"
@@ -45,6 +47,7 @@ const (
 	locks    = "locks"
 	tmp      = "tmp"
 	lockFile = "lock"
+	marker   = "modelcache.dir"
 
 	modelPrefix = "sha256-"
 )
@@ -58,6 +61,8 @@ type Config struct {
 	// Path is the cache's directory. It belongs to the cache alone and is made if it
 	// is not there.
 	Path string
+	// Existing tells that it must be a cache already: nothing is made.
+	Existing bool
 	// MaxBytes is the most that models, partial downloads included, may take.
 	MaxBytes int64
 	// High is the part of MaxBytes above which models are evicted before a pull, Low
@@ -79,8 +84,10 @@ func Open(cfg Config) (*Store, error) {
 	if !filepath.IsAbs(cfg.Path) {
 		return nil, fmt.Errorf("cache.nodeLocalPath is %q, must be an absolute path", cfg.Path)
 	}
-	if err := os.MkdirAll(cfg.Path, 0o755); err != nil {
-		return nil, fmt.Errorf("cache.nodeLocalPath: %w", err)
+	if !cfg.Existing {
+		if err := os.MkdirAll(cfg.Path, 0o755); err != nil {
+			return nil, fmt.Errorf("cache.nodeLocalPath: %w", err)
+		}
 	}
 	root, err := os.OpenRoot(cfg.Path)
 	if err != nil {
@@ -94,8 +101,42 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// ownDirs are what a cache's directory has.
+func ownDirs() []string { return []string{blobs, models, state, partials, refs, locks, tmp} }
+
+// claim refuses a directory with anybody else's files: a cache removes from blobs and
+// tmp what it does not know, and other programs have directories of these names.
+func (s *Store) claim() error {
+	marked := func() bool { _, err := s.root.Lstat(marker); return err == nil }
+	if marked() {
+		return nil
+	}
+	names, err := s.names(".")
+	if err != nil {
+		return err
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "lost+found" })
+	foreign := slices.ContainsFunc(ownDirs(), func(d string) bool { return !slices.Contains(names, d) }) // else a cache from before the marker
+	switch {
+	case marked(): // another process was faster; it marks before it makes anything
+		return nil
+	case s.cfg.Existing && foreign:
+		return errors.New("is not a model cache; name the directory that an ensure has filled")
+	case len(names) > 0 && foreign:
+		return fmt.Errorf("has %q in it and is no model cache; name a directory that is empty or not there: it must be the cache's alone", slices.Min(names))
+	}
+	f, err := s.root.OpenFile(marker, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 func (s *Store) prepare() error {
-	for _, d := range []string{blobs, models, state, partials, refs, locks, tmp} {
+	if err := s.claim(); err != nil {
+		return err
+	}
+	for _, d := range ownDirs() {
 		info, err := s.root.Lstat(d)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err := s.root.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -10,8 +10,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -406,9 +408,9 @@ func inodeAt(t *testing.T, s *Store, model manifest.Digest, path string) uint64 
 
 func TestWhatWasWrittenToIsNotUsed(t *testing.T) {
 	for name, damage := range map[string]func(string) error{
-		"emptied":            func(f string) error { return os.Truncate(f, 0) },
-		"halved":             func(f string) error { return os.Truncate(f, 500) },
-		"longer":             func(f string) error { return os.Truncate(f, 2000) },
+		"emptied":            func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 0)) },
+		"halved":             func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 500)) },
+		"longer":             func(f string) error { return errors.Join(os.Chmod(f, 0o644), os.Truncate(f, 2000)) },
 		"a flipped bit":      func(f string) error { return patch(f, 10) },
 		"removed":            os.Remove,
 		"a link":             func(f string) error { return errors.Join(os.Remove(f), os.Symlink("/etc/hostname", f)) },
@@ -895,4 +897,308 @@ func FuzzPlan(f *testing.F) {
 			}
 		}
 	})
+}
+
+// unprivileged runs f as a user whom file modes bind, and to whom the directory
+// belongs. A thread's own file system identity does for the superuser.
+func unprivileged(t *testing.T, dir string, f func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		f()
+		return
+	}
+	const nobody = 65534
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, nobody, -1)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		if _, err := unix.SetfsuidRetUid(nobody); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// TestAProvenDownloadThatWasLeftIsTakenUp ends a pull at each point behind the proof,
+// at which the file is read-only already.
+func TestAProvenDownloadThatWasLeftIsTakenUp(t *testing.T) {
+	for name, leave := range map[string]func(p *Partial, file manifest.Digest) error{
+		"sealed": func(p *Partial, _ manifest.Digest) error { return p.seal() },
+		"sealed, then begun again": func(p *Partial, _ manifest.Digest) error {
+			return errors.Join(p.seal(), p.Reset())
+		},
+		"sealed, then cut": func(p *Partial, _ manifest.Digest) error {
+			return errors.Join(p.data.Truncate(5), p.seal())
+		},
+		"a blob already": func(p *Partial, file manifest.Digest) error { return p.Offer(context.Background(), file) },
+		"a blob already, then begun again": func(p *Partial, file manifest.Digest) error {
+			return errors.Join(p.Offer(context.Background(), file), p.Reset())
+		},
+		"a blob already, then cut": func(p *Partial, file manifest.Digest) error {
+			return errors.Join(p.Offer(context.Background(), file), p.data.Truncate(5))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			unprivileged(t, dir, func() {
+				if err := leftAndTakenUp(dir, t, leave); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func leftAndTakenUp(dir string, t *testing.T, leave func(*Partial, manifest.Digest) error) error {
+	s, err := Open(Config{Path: dir, MaxBytes: 1 << 30, High: 1, Low: 1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	contents := sized("w", 2*ChunkBytes)
+	m := contents.manifest(t)
+	plan := s.plan(m)
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		return err
+	}
+	p, err := s.OpenPartial(plan.Parts[0])
+	if err != nil {
+		return err
+	}
+	text := []byte(contents["weights"])
+	for i := range 2 {
+		if err := p.Write(i, text[i*ChunkBytes:(i+1)*ChunkBytes]); err != nil {
+			return err
+		}
+	}
+	if err := leave(p, m.Files[0].Digest); err != nil {
+		return err
+	}
+	p.Close()
+	if err := s.RescueBlob(t.Context(), m.Files[0].Digest, m.Files[0].Size); err != nil {
+		return err
+	}
+	if err := s.pull(t.Context(), m, contents); err != nil {
+		return err
+	}
+	return s.Use(t.Context(), m.Digest(), "")
+}
+
+func TestEndedLeasesLeaveNoFiles(t *testing.T) {
+	s := newStore(t, 1<<30)
+	model := mustPull(t, s, sized("a", 100))
+	for range 20 {
+		if _, err := s.Lease(t.Context(), model, "pod", time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(2 * time.Millisecond)
+	l, err := s.Lease(t.Context(), model, "pod", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := s.names(stateDir(model) + "/leases"); err != nil || !slices.Equal(names, []string{l.ID}) {
+		t.Errorf("%d files, %v", len(names), err)
+	}
+}
+
+// TestAClockThatWasAheadKeepsNothingForEver leaves a last use and a lease of the year
+// after next.
+func TestAClockThatWasAheadKeepsNothingForEver(t *testing.T) {
+	s := newStore(t, 1000)
+	ahead := time.Now().AddDate(2, 0, 0)
+	old, young := mustPull(t, s, sized("old", 400)), mustPull(t, s, sized("young", 400))
+	if err := s.root.Chtimes(stateDir(old)+"/used", ahead, ahead); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.Lease(t.Context(), young, "pod", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Expires = ahead
+	if err := s.writeLease(young, l); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Trim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []manifest.Digest{old, young} {
+		e, err := s.entry(model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.LastUse.After(time.Now()) {
+			t.Errorf("last used %v", e.LastUse)
+		}
+		if model == young && (len(e.Leases) != 1 || e.Leases[0].Expires.After(time.Now().Add(MaxLease)) || e.Leases[0].Expires.Before(time.Now().Add(MaxLease-time.Minute))) {
+			t.Errorf("leases %+v", e.Leases)
+		}
+	}
+}
+
+// TestWhatALostPullReservedIsRemovedWithoutLocks has a pull that ended before it began
+// a file.
+func TestWhatALostPullReservedIsRemovedWithoutLocks(t *testing.T) {
+	s := newStore(t, 1<<30)
+	s.shared = false
+	m := sized("w", 500).manifest(t)
+	plan := s.plan(m)
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.root.RemoveAll(stateDir(m.Digest())); err != nil {
+		t.Fatal(err)
+	}
+	dir := partials + "/" + plan.Parts[0].Name
+	for _, c := range []struct {
+		age  time.Duration
+		kept bool
+	}{{time.Hour, true}, {25 * time.Hour, false}} {
+		then := time.Now().Add(-c.age)
+		if err := errors.Join(s.root.Chtimes(dir, then, then), s.sweep(nil)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.root.Lstat(dir); (err == nil) != c.kept {
+			t.Errorf("after %v: %v", c.age, err)
+		}
+	}
+	if used, err := s.used(); err != nil || used != 0 {
+		t.Errorf("%d bytes stay, %v", used, err)
+	}
+}
+
+// TestEvictionFreesWhatADownloadSharesWithABlob has a model whose pull ended between
+// its publication and the end of its plan.
+func TestEvictionFreesWhatADownloadSharesWithABlob(t *testing.T) {
+	s := newStore(t, 1<<30)
+	contents := sized("w", 500)
+	m := contents.manifest(t)
+	part := Part{Name: "download", Size: 500}
+	plan := &Plan{Model: m.Digest(), Parts: []Part{part}}
+	if _, err := s.Reserve(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.OpenPartial(part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(p.Write(0, []byte(contents["weights"])), p.Offer(t.Context(), m.Files[0].Digest)); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	text, err := s.readSmall(stateDir(m.Digest())+"/plan", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Publish(t.Context(), m), s.takeSpace(part), s.root.RemoveAll(partials+"/download"), s.root.Mkdir(partials+"/download", 0o755),
+		s.root.Link(blobFile(m.Files[0].Digest), partials+"/download/data"), s.writeHint(stateDir(m.Digest())+"/plan", text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Evict(t.Context(), m.Digest()); err != nil {
+		t.Fatal(err)
+	}
+	if used, err := s.used(); err != nil || used != 0 {
+		t.Errorf("%d bytes stay after the eviction, %v", used, err)
+	}
+}
+
+// TestAModelThatIsEvictedMeanwhileHasNoFaults evicts while the files are hashed.
+func TestAModelThatIsEvictedMeanwhileHasNoFaults(t *testing.T) {
+	s := newStore(t, 1<<30)
+	many := files{}
+	for i := range 100 {
+		many[fmt.Sprint(i)] = fmt.Sprint("file ", i)
+	}
+	gone, wrong := mustPull(t, s, many), mustPull(t, s, sized("w", 100))
+	if err := os.Remove(s.ModelPath(wrong) + "/weights"); err != nil {
+		t.Fatal(err)
+	}
+	evict := sync.OnceValue(func() error { return os.RemoveAll(s.ModelPath(gone)) })
+	report, err := s.Verify(t.Context(), []manifest.Digest{wrong, gone}, func(int64) { _ = evict() })
+	if err := errors.Join(err, evict()); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Faults) != 1 || report.Faults[0].Model != wrong {
+		t.Errorf("%+v", report.Faults)
+	}
+}
+
+// TestADirectoryOfOthersIsNotTouched has directories of the cache's names in which other
+// programs keep what is theirs.
+func TestADirectoryOfOthersIsNotTouched(t *testing.T) {
+	for name, theirs := range map[string][]string{
+		"a root":            {"tmp/work", "var/x"},
+		"tmp alone":         {"tmp/work"},
+		"blobs of another":  {"blobs/sha256-1234", "manifests/x"},
+		"a hub's model":     {"blobs/abcd", "refs/main", "snapshots/1/w"},
+		"models of a user":  {"models/llm/w"},
+		"one file":          {"notes"},
+		"blobs, half of it": {"blobs/x", "models/x", "state/x", "tmp/x"},
+	} {
+		for _, existing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, existing %v", name, existing), func(t *testing.T) {
+				dir := t.TempDir()
+				for _, f := range theirs {
+					path := filepath.Join(dir, f)
+					if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("theirs"), 0o644)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				before, err := os.ReadDir(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s, err := Open(Config{Path: dir, MaxBytes: 1, High: 1, Low: 1, Existing: existing}); err == nil {
+					_, _ = s.Trim(t.Context())
+					_ = s.Close()
+					t.Error("it is taken for a cache")
+				} else if !strings.Contains(err.Error(), "model cache") {
+					t.Error(err)
+				}
+				after, err := os.ReadDir(dir)
+				if err != nil || len(after) != len(before) {
+					t.Errorf("%v, %v", after, err)
+				}
+				for _, f := range theirs {
+					if _, err := os.Stat(filepath.Join(dir, f)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestACachesOwnDirectoryIsKnownAgain(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Path: dir, MaxBytes: 1 << 30, High: 1, Low: 1}
+	existing := cfg
+	existing.Existing = true
+	if _, err := Open(existing); err == nil {
+		t.Error("an empty directory is a cache already")
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Errorf("looking made %v, %v", names, err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil { // a file system of its own
+		t.Fatal(err)
+	}
+	openStore(t, cfg)
+	if err := os.WriteFile(filepath.Join(dir, "notes"), nil, 0o644); err != nil { // later, by hand
+		t.Fatal(err)
+	}
+	openStore(t, existing)
+	if err := os.Remove(filepath.Join(dir, marker)); err != nil { // made before there was a marker
+		t.Fatal(err)
+	}
+	openStore(t, existing)
+	if err := os.RemoveAll(filepath.Join(dir, tmp)); err != nil { // a crash in the first Open, behind the marker
+		t.Fatal(err)
+	}
+	openStore(t, existing)
 }

@@ -54,7 +54,7 @@ func (s *Store) pin(model manifest.Digest, name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), s.syncDir(pins))
+	return errors.Join(f.Close(), s.syncDir(pins), s.syncDir(stateDir(model)), s.syncDir(state))
 }
 
 // Unpin removes a pin; without a name, all of the model's. It returns how many there
@@ -95,8 +95,8 @@ func (s *Store) Renew(ctx context.Context, id string, ttl time.Duration) (Lease,
 }
 
 func (s *Store) lease(ctx context.Context, model manifest.Digest, l Lease, ttl time.Duration, renew bool) (Lease, error) {
-	if ttl <= 0 || ttl > MaxLease {
-		return Lease{}, fmt.Errorf("ttl is %v, must be above 0 and at most %v", ttl, MaxLease)
+	if err := CheckTTL(ttl); err != nil {
+		return Lease{}, err
 	}
 	err := s.locked(ctx, func() error {
 		if renew {
@@ -113,14 +113,43 @@ func (s *Store) lease(ctx context.Context, model manifest.Digest, l Lease, ttl t
 		if err := s.root.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
-		l.Expires = time.Now().Add(ttl).Truncate(time.Millisecond)
-		text, err := json.Marshal(l)
-		if err != nil {
+		if err := s.dropExpired(model); err != nil {
 			return err
 		}
-		return s.writeFile(dir+"/"+l.ID, text)
+		l.Expires = time.Now().Add(ttl).Truncate(time.Millisecond)
+		return s.writeLease(model, l)
 	})
 	return l, err
+}
+
+func (s *Store) writeLease(model manifest.Digest, l Lease) error {
+	text, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	return s.writeFile(stateDir(model)+"/leases/"+l.ID, text)
+}
+
+// CheckTTL says what is wrong with the time that a lease is asked for.
+func CheckTTL(ttl time.Duration) error {
+	if ttl <= 0 || ttl > MaxLease {
+		return fmt.Errorf("ttl is %v, must be above 0 and at most %v", ttl, MaxLease)
+	}
+	return nil
+}
+
+// dropExpired removes a model's leases that have ended. It must run under lock.
+func (s *Store) dropExpired(model manifest.Digest) error {
+	leases, err := s.leases(model)
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		if l.Expires.Before(time.Now()) {
+			_ = s.root.Remove(stateDir(model) + "/leases/" + l.ID)
+		}
+	}
+	return nil
 }
 
 // Release ends a lease.

@@ -34,7 +34,7 @@ lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) run --build-tags e2e ./test/...
 
-e2e: ## against real vLLM replicas on this machine's CPU, and real Redis servers; installs them on first use (8 GB)
+e2e: ## against real vLLM replicas on this machine's CPU, real Redis servers, a Prometheus and a browser; installs them on first use (8 GB); pictures in build/
 	test/vllm/setup.sh
 	command -v redis-server || apt-get install -y redis-server
 	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 ./internal/share

@@ -62,3 +62,27 @@ func TestKindsOfFaultsHaveTests(t *testing.T) {
 		}
 	}
 }
+
+// TestDashboardAndRulesKnowTheMetrics looks in docs/metrics.md for every metric that
+// the dashboard and the rules ask for.
+func TestDashboardAndRulesKnowTheMetrics(t *testing.T) {
+	page, err := os.ReadFile("docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"deploy/grafana/warmpath.json", "deploy/prometheus/rules.yml"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := regexp.MustCompile(`\b(warmpath_[a-z0-9_]+?)(_bucket|_sum|_count)?\b`).FindAllSubmatch(text, -1)
+		if len(asked) < 10 {
+			t.Errorf("%s asks for %d metrics", path, len(asked))
+		}
+		for _, m := range asked {
+			if !strings.Contains(string(page), "| `"+string(m[1])+"`") {
+				t.Errorf("%s asks for %s, which is not in docs/metrics.md", path, m[1])
+			}
+		}
+	}
+}

@@ -47,7 +47,7 @@ func run() error {
 	}
 	level := new(slog.LevelVar)
 	level.Set(cfg.LogLevel)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := cfg.Logger(os.Stderr, level)
 	slog.SetDefault(slog.New(cautious{log.Handler()}))
 	g, err := gateway.New(cfg, log)
 	if err != nil {

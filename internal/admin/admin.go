@@ -5,7 +5,6 @@ package admin
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -27,7 +26,11 @@ type Admin struct {
 	Pool     *replica.Pool
 	Router   *router.Router
 	Ready    func() bool // whether the gateway wants traffic
-	Token    string      // opens profiles and draining to other hosts; "" does not
+	Token    string      // opens the page, decisions, profiles and draining to other hosts; "" does not
+	// Explain answers where a request would go that was meant for a path.
+	Explain func(r *http.Request, path string) (*router.Decision, error)
+
+	history history
 }
 
 // Handler returns the handler of the admin address. It refuses what changes
@@ -43,6 +46,13 @@ func (a *Admin) Handler() http.Handler {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	r.Get("/replicas", a.replicas)
+	r.Group(func(r chi.Router) {
+		r.Use(a.private)
+		r.Get("/", a.overview)
+		r.Get("/decisions", a.decisions)
+		r.Get("/explain", func(w http.ResponseWriter, _ *http.Request) { a.render(w, "explain", explained{}) })
+		r.Post("/explain", a.explain)
+	})
 	r.With(a.private).Post("/replicas/*", a.drain)
 	r.Handle("/metrics", promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	r.Route("/debug/pprof", func(r chi.Router) {
@@ -125,6 +135,11 @@ func (a *Admin) drain(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
+	answer(w, map[string]any{"replicas": a.list()})
+}
+
+// list returns the entries of /replicas.
+func (a *Admin) list() []Replica {
 	set := a.Pool.Set()
 	states := map[int]router.State{}
 	for _, s := range a.Router.States(time.Now()) {
@@ -150,8 +165,5 @@ func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
 		}
 		list = append(list, v)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(map[string]any{"replicas": list}) // the client has gone if this fails
+	return list
 }

@@ -52,7 +52,7 @@ func send(t *testing.T, method string, a *admin.Admin, from, path string, header
 func TestProfilesAreForThisHostOrTheToken(t *testing.T) {
 	f := func(name, token, from string, want int, header ...string) {
 		t.Run(name, func(t *testing.T) {
-			for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine", "/debug/pprof/symbol"} {
+			for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine", "/debug/pprof/symbol", "/", "/decisions", "/explain", "/?format=json"} {
 				if w := page(t, &admin.Admin{Token: token}, from, path, header...); w.Code != want {
 					t.Errorf("%s: %d, want %d", path, w.Code, want)
 				}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -26,11 +27,13 @@ type Config struct {
 	// Admin is the address of metrics, health and the state of replicas. Clients must
 	// not reach it.
 	Admin string `yaml:"admin"`
-	// AdminToken lets requests that do not come from this host see the profiles on
-	// the admin address and drain replicas; without it they cannot.
+	// AdminToken lets requests that do not come from this host see the admin page,
+	// decisions and profiles, and drain replicas; without it they cannot.
 	AdminToken string `yaml:"admin_token"`
 	// LogLevel is debug, info, warn or error. Info has one line for each request.
 	LogLevel slog.Level `yaml:"log_level"`
+	// LogFormat is text or json.
+	LogFormat string `yaml:"log_format"`
 	// DrainDelay is how long the gateway still serves new requests after it was told to
 	// stop, while /readyz says that it is not ready: whoever sends it traffic has to
 	// notice first.
@@ -92,10 +95,19 @@ func (c *Client) Validate() error {
 // Default returns the defaults.
 func Default() *Config {
 	return &Config{
-		Listen: ":8080", Admin: "127.0.0.1:9090", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
+		Listen: ":8080", Admin: "127.0.0.1:9090", LogFormat: "text", DrainDelay: 5 * time.Second, DrainTimeout: time.Minute,
 		Client:  Client{MaxConnections: 10000, MaxHeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, MaxStreams: 250},
 		Replica: replica.DefaultConfig(), Router: router.DefaultConfig(), Proxy: proxy.DefaultConfig(), Redis: share.DefaultConfig(),
 	}
+}
+
+// Logger returns a logger to w in the format that the settings name.
+func (c *Config) Logger(w io.Writer, level slog.Leveler) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
 }
 
 // EnvPrefix begins the names of environment variables: -probe-interval is
@@ -110,18 +122,18 @@ func Env(name string) string {
 // keys are the file's keys of the flags that have one. They are the same as the
 // structs' yaml tags, which a test compares.
 var keys = map[string]string{
-	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
+	"listen": "listen", "admin": "admin", "admin-token": "admin_token", "log-level": "log_level", "log-format": "log_format", "drain-delay": "drain_delay", "drain-timeout": "drain_timeout",
 	"tls-cert": "client.tls_cert", "tls-key": "client.tls_key", "max-connections": "client.max_connections", "max-header-bytes": "client.max_header_bytes", "client-header-timeout": "client.header_timeout", "max-streams": "client.max_streams",
 	"keys-file": "auth.keys_file", "salt-secret": "auth.salt_secret",
 	"replica-tls-ca": "replica.tls_ca", "replica-tls-cert": "replica.tls_cert", "replica-tls-key": "replica.tls_key", "replica-tls-server-name": "replica.tls_server_name", "replica-tls-insecure": "replica.tls_insecure",
 	"replica-auth": "proxy.replica_auth", "max-url-bytes": "proxy.max_url_bytes",
 	"replica": "replica.urls", "replica-key": "replica.key", "probe-interval": "replica.probe_interval", "probe-timeout": "replica.probe_timeout", "scrape-interval": "replica.scrape_interval", "warm-up": "replica.warm_up",
-	"policy": "router.policy", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
+	"policy": "router.policy", "shadow": "router.shadow", "index-bytes": "router.index_bytes", "session-slack": "router.session_slack", "decode-tokens": "router.decode_tokens", "max-wait": "router.max_wait",
 	"max-body-bytes": "proxy.max_body_bytes", "max-buffered-bytes": "proxy.max_buffered_bytes", "max-in-flight": "proxy.max_in_flight",
 	"attempts": "proxy.attempts", "retry-time": "proxy.retry_time", "retry-budget": "proxy.retry_budget",
 	"connect-timeout": "proxy.connect_timeout", "header-timeout": "proxy.header_timeout", "event-timeout": "proxy.event_timeout",
 	"upload-timeout": "proxy.upload_timeout", "write-timeout": "proxy.write_timeout",
-	"policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
+	"usage": "proxy.usage", "metric-models": "proxy.metric_models", "policy-header": "proxy.policy_header", "decision-headers": "proxy.decision_headers",
 	"redis": "redis.url", "redis-password": "redis.password", "redis-ca": "redis.ca_file", "redis-namespace": "redis.namespace", "redis-channels": "redis.channels", "warm-start": "redis.warm_start",
 }
 
@@ -133,8 +145,9 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
 	fs.StringVar(&c.Listen, "listen", c.Listen, "`address` for clients")
 	fs.StringVar(&c.Admin, "admin", c.Admin, "`address` for metrics, health and /replicas; clients must not reach it")
-	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens /debug/pprof and the draining of replicas on the admin address to other hosts")
+	fs.StringVar(&c.AdminToken, "admin-token", c.AdminToken, "bearer `token` that opens the admin page, /decisions, /explain, /debug/pprof and the draining of replicas on the admin address to other hosts")
 	fs.TextVar(&c.LogLevel, "log-level", c.LogLevel, "least `level` that is logged: debug, info (a line for each request), warn or error")
+	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "`format` of log lines: text or json")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how long new requests are still served after a stop signal, while /readyz fails")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "how long answers under way may take to end after that")
 	fs.StringVar(&c.Client.TLSCert, "tls-cert", c.Client.TLSCert, "PEM `file` with the certificate for clients: they then use HTTPS")
@@ -157,6 +170,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Replica.ScrapeInterval, "scrape-interval", c.Replica.ScrapeInterval, "time between two readings of a replica's /metrics")
 	fs.BoolVar(&c.Replica.WarmUp, "warm-up", c.Replica.WarmUp, "have a new or returned replica answer one tiny request before it gets others")
 	fs.StringVar(&c.Router.Policy, "policy", c.Router.Policy, "routing `policy`: "+strings.Join(router.Policies(), ", "))
+	fs.StringVar(&c.Router.Shadow, "shadow", c.Router.Shadow, "`policy` of which is recorded what it would have done instead, and saved")
 	fs.Int64Var(&c.Router.IndexBytes, "index-bytes", c.Router.IndexBytes, "memory for the index of prefixes, in `bytes`")
 	fs.DurationVar(&c.Router.SessionSlack, "session-slack", c.Router.SessionSlack, "how much longer a session waits for its own replica than elsewhere before it moves")
 	fs.IntVar(&c.Router.DecodeTokens, "decode-tokens", c.Router.DecodeTokens, "`tokens` of others' answers that time to first token is weighed against; more spreads more evenly, fewer keep to caches")
@@ -172,6 +186,8 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.DurationVar(&c.Proxy.EventTimeout, "event-timeout", c.Proxy.EventTimeout, "time that a replica may be silent within an answer, the prefill included; 0 is for ever")
 	fs.DurationVar(&c.Proxy.UploadTimeout, "upload-timeout", c.Proxy.UploadTimeout, "time that a client may be silent while it sends a request; 0 is for ever")
 	fs.DurationVar(&c.Proxy.WriteTimeout, "write-timeout", c.Proxy.WriteTimeout, "time that a client may not take what is sent to it; 0 is for ever")
+	fs.StringVar(&c.Proxy.Usage, "usage", c.Proxy.Usage, "how engines' token counts are come by: watch reads them `where` clients ask for them, ask also asks where a streaming client said nothing")
+	fs.IntVar(&c.Proxy.MetricModels, "metric-models", c.Proxy.MetricModels, "how many `models` have metrics of their own; the others share the name other")
 	fs.IntVar(&c.Proxy.MaxURLBytes, "max-url-bytes", c.Proxy.MaxURLBytes, "longest path and query of a request, in `bytes`")
 	fs.StringVar(&c.Proxy.ReplicaAuth, "replica-auth", c.Proxy.ReplicaAuth, "what requests to replicas prove themselves by: client (the client's own key), key (-replica-key), none, or auto: client without -keys-file, key with it (`mode`)")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
@@ -235,6 +251,9 @@ func (c *Config) Validate() error {
 	}
 	if err := checkAddress("admin", c.Admin); err != nil {
 		return err
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return fmt.Errorf("log_format must be text or json, not %q", c.LogFormat)
 	}
 	if c.Demo < 0 || c.Demo > 64 {
 		return fmt.Errorf("demo must be between 0 and 64, not %d", c.Demo)

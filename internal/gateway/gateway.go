@@ -35,6 +35,7 @@ type Gateway struct {
 	log                *slog.Logger
 	pool               *replica.Pool
 	proxy              *proxy.Proxy
+	admin              *admin.Admin
 	certificate        certs.Pair // for clients
 	reloads            reloads
 	share              *share.Share // nil if nothing is shared
@@ -118,6 +119,9 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		}
 		g.onStop = append(g.onStop, g.share.Close)
 	}
+	if err := g.trace(); err != nil {
+		return nil, err
+	}
 	reg.MustRegister(&states{pool: g.pool, router: route, proxy: g.proxy, clients: &g.connections})
 	g.reloads.register(reg)
 	use, err := g.prepare(cfg)
@@ -125,7 +129,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 		return nil, err
 	}
 	use()
-	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken}
+	control := &admin.Admin{Gatherer: reg, Pool: g.pool, Router: route, Ready: g.Ready, Token: cfg.AdminToken, Explain: g.proxy.Explain}
+	g.admin = control
 
 	if g.onClients, err = g.bind("listen", cfg.Listen); err != nil {
 		return nil, err
@@ -209,6 +214,7 @@ func (g *Gateway) Start() {
 	if g.share != nil {
 		g.running.Go(func() { g.share.Run(ctx) })
 	}
+	g.running.Go(func() { g.admin.Run(ctx) })
 	for server, l := range map[*http.Server]net.Listener{g.clients: g.onClients, g.admins: g.onAdmin} {
 		g.running.Go(func() {
 			serve := server.Serve

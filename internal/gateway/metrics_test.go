@@ -168,7 +168,7 @@ func TestClientsCannotMakeSeries(t *testing.T) {
 	g.must("/tokenize", `{"prompt":"x"}`)
 	count := func() int { return strings.Count(g.admin("/metrics").body, "\nwarmpath_") }
 	before := count()
-	many(5000, 16, func(i int) {
+	many(10_000, 16, func(i int) {
 		body := fmt.Sprintf(`{"model":"made-up-%d","prompt":"x","input":"x","messages":[]}`, i)
 		path := forwarded[i%len(forwarded)]
 		if a := g.ask(path, body, "X-Session-Id", fmt.Sprint(i), "X-Warmpath-Policy", fmt.Sprint(i)); a.status != http.StatusNotFound {
@@ -186,10 +186,10 @@ func TestClientsCannotMakeSeries(t *testing.T) {
 	if strings.Contains(g.admin("/metrics").body, "made-up") {
 		t.Error("a made-up name is on the metrics page")
 	}
-	if n := g.metric("warmpath_requests_total", "model", "other", "code", "404"); n != 5000 {
+	if n := g.metric("warmpath_requests_total", "model", "other", "code", "404"); n != 10_000 {
 		t.Errorf("%v requests for other models", n)
 	}
-	if n := g.metric("warmpath_refused_total", "reason", "unknown_model"); n != 5050 {
+	if n := g.metric("warmpath_refused_total", "reason", "unknown_model"); n != 10_050 {
 		t.Errorf("%v refused", n)
 	}
 }

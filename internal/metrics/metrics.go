@@ -45,6 +45,18 @@ const (
 
 var hopNames = [hops]string{"read", "choose", "connect", "headers", "first_event"}
 
+// Reasons why prompt tokens were not, or were, in the cache, for [Replica.Gap].
+const (
+	GapNew       = iota // no replica held them
+	GapElsewhere        // another replica did
+	GapEvicted          // the replica was believed to
+	GapUnknown          // they were cached, and nobody had known
+	GapMismatch         // the replica contradicts what is believed of it again and again
+	gaps
+)
+
+var gapNames = [gaps]string{"new", "elsewhere", "evicted", "unknown", "mismatch"}
+
 // ttftBuckets are vLLM's own (v1/metrics/buckets.py), so that the difference of two
 // quantiles is what the gateway adds. They are too coarse to show a change of 20 %:
 // the native histogram beside them does.
@@ -75,7 +87,8 @@ type Metrics struct {
 	requests, decisions, retries *prometheus.CounterVec
 	refused                      *prometheus.CounterVec
 	prompt, predicted, cached    *prometheus.CounterVec
-	unreported, faults           *prometheus.CounterVec
+	unreported, faults, gap      *prometheus.CounterVec
+	shadow                       shadow
 	keyRequests                  *prometheus.CounterVec
 }
 
@@ -100,6 +113,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		return h
 	}
 	m := &Metrics{
+		shadow:       newShadow(reg),
 		ttft:         histogram("warmpath_ttft_seconds", "Time from a request's arrival to the first generated token, of streamed answers.", ttftBuckets, "replica", "model"),
 		tpot:         histogram("warmpath_tpot_seconds", "Time per output token after the first, where the engine reported how many there were.", tpotBuckets, "replica", "model"),
 		e2e:          histogram("warmpath_e2e_seconds", "Time from a request's arrival to the end of its answer, of those that ended well.", e2eBuckets, "replica", "model"),
@@ -116,8 +130,12 @@ func New(reg prometheus.Registerer) *Metrics {
 		predicted:    counter("warmpath_predicted_tokens_total", "Prompt tokens predicted to be cached, of requests whose replica reported.", "replica"),
 		cached:       counter("warmpath_cached_tokens_total", "Prompt tokens that replicas reported as cached.", "replica"),
 		faults:       counter("warmpath_replica_faults_total", "Faults that requests showed of a replica, by kind.", "replica", "fault"),
+		gap:          counter("warmpath_gap_tokens_total", "Prompt tokens by why they were computed (new, elsewhere, evicted, mismatch) or cached against expectation (unknown).", "replica", "reason"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
 		keyRequests:  counter("warmpath_key_requests_total", "Requests with an API key by the key's name and the hundred of the status that the client got.", "key", "class"),
+	}
+	for _, reason := range [...]string{"overloaded", "in_flight", "buffer_full", "not_ready"} {
+		m.refused.WithLabelValues(reason) // an alert must be able to tell 0 from nothing
 	}
 	for i, name := range hopNames {
 		m.Hop[i] = m.hop.WithLabelValues(name, "")
@@ -131,6 +149,7 @@ type Replica struct {
 	Prompt, Predicted, Cached, CachedUnreported                 prometheus.Counter
 	RetriedUnreachable, RetriedBusy, RetriedLate, RetriedFailed prometheus.Counter
 	Faults                                                      []prometheus.Counter // by their numbers
+	Gap                                                         [gaps]prometheus.Counter
 }
 
 // Replica resolves the metrics of a replica, of which requests may show these faults.
@@ -145,6 +164,9 @@ func (m *Metrics) Replica(id string, faults []string) *Replica {
 		RetriedBusy:        m.retries.WithLabelValues(id, "busy"),
 		RetriedLate:        m.retries.WithLabelValues(id, "late"),
 		RetriedFailed:      m.retries.WithLabelValues(id, "error"),
+	}
+	for i, name := range gapNames {
+		r.Gap[i] = m.gap.WithLabelValues(id, name)
 	}
 	for _, name := range faults {
 		r.Faults = append(r.Faults, m.faults.WithLabelValues(id, name))
@@ -170,6 +192,18 @@ func (m *Metrics) Target(r *Replica, id, model string) *Target {
 		t.Broken[i] = m.broken.WithLabelValues(id, model, name)
 	}
 	return t
+}
+
+// Forget removes the series of a replica that has left. Metrics resolved before
+// must be resolved anew if it comes back.
+func (m *Metrics) Forget(id string) {
+	of := prometheus.Labels{"replica": id}
+	for _, vec := range [...]*prometheus.HistogramVec{m.ttft, m.tpot, m.e2e, m.hop} {
+		vec.DeletePartialMatch(of)
+	}
+	for _, vec := range [...]*prometheus.CounterVec{m.noFirstToken, m.broken, m.retries, m.prompt, m.predicted, m.cached, m.unreported, m.faults, m.gap} {
+		vec.DeletePartialMatch(of)
+	}
 }
 
 // Decision resolves the counter of choices made by a policy for a reason.

@@ -23,6 +23,7 @@ type Event struct {
 	Failed    bool   // an error object, or a failed response
 	Aborted   bool   // the engine gave the request up
 	Last      bool   // the format's closing event
+	NoChoices bool   // it has a list of choices, and that is empty
 	Preamble  bool   // it came before the engine began, or tells nothing of it
 	ID        string // the response's id (responses only)
 }
@@ -171,7 +172,9 @@ func (e *Event) choices(s *jsonscan.Scanner) {
 		s.Skip()
 		return
 	}
+	e.NoChoices = true
 	for s.Enter(); s.Element(); {
+		e.NoChoices = false
 		if s.Kind() != jsonscan.Object {
 			s.Skip()
 			continue

@@ -32,6 +32,8 @@ type Request struct {
 	Endpoint Endpoint
 	Model    string // "" when the body names none
 	Stream   bool
+	// StreamOptions is true if the body has stream_options, whatever they are.
+	StreamOptions bool
 
 	// User, Session and Previous are the body's user, session_id and
 	// previous_response_id, "" when absent.
@@ -92,6 +94,9 @@ func Parse(endpoint Endpoint, body []byte) (Request, error) {
 			r.Model = str(&s)
 		case "stream":
 			r.Stream = s.Bool()
+		case "stream_options":
+			r.StreamOptions = true
+			s.Skip()
 		case "user":
 			r.User = str(&s)
 		case "session_id":

@@ -367,8 +367,9 @@ func (x *Index) Answered(c *Chain, s int, tokens int) {
 // Shortfall takes proof that slot s no longer held c beyond the given tokens when
 // a request for c arrived there. The engine evicts the least recently used first,
 // so everything it had used before the missing part is gone too, and its cache
-// for prefixes is no larger than what is left (routing.md C7).
-func (x *Index) Shortfall(c *Chain, s int, tokens int) {
+// for prefixes is no larger than what is left (routing.md C7). It returns when the
+// missing part was last used before that, on the index's [Index.Clock], 0 if never.
+func (x *Index) Shortfall(c *Chain, s int, tokens int) (used uint64) {
 	x.follow(c, s)
 	t := &x.slots[s]
 	end := 0
@@ -379,15 +380,19 @@ func (x *Index) Shortfall(c *Chain, s int, tokens int) {
 		}
 		before := g.before
 		if before == 0 {
-			return
+			return 0
 		}
 		for t.oldest != none && x.segs.get(t.oldest).stamp <= before {
 			x.drop(t, t.oldest)
 		}
 		t.capacity = max(t.used, t.nominal/8, 1)
-		return
+		return before
 	}
+	return 0
 }
+
+// Clock counts the touches of all slots.
+func (x *Index) Clock() uint64 { return x.clock }
 
 // Surplus takes proof that slot s held more than was believed, by so many blocks:
 // it has room for these at least.

@@ -49,6 +49,8 @@ type exchange struct {
 	share     share
 	target    *metrics.Target
 	meter     meter
+	spans     spans
+	unasked   unasked
 
 	arrived, read, chosen time.Time
 	sent                  time.Time
@@ -116,6 +118,7 @@ func (x *exchange) begin(w http.ResponseWriter, r *http.Request, endpoint openai
 	x.control = http.NewResponseController(w)
 	x.id = requestID(r)
 	x.allowed = x.arrived // by Handler
+	x.startSpan()
 	x.access = x.p.access.Load()
 	if x.access.keys != nil {
 		x.share.key = keyOf(r)
@@ -150,6 +153,7 @@ func (x *exchange) end() {
 	x.attempts, x.connected, x.reused, x.desperate, x.status, x.err, x.policy = 0, 0, false, false, 0, nil, ""
 	x.prompt.Reset()
 	x.meter.reset()
+	x.unasked.reset()
 	x.p.spare.Put(x)
 }
 
@@ -236,6 +240,9 @@ func (x *exchange) understand() bool {
 		return false
 	}
 	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache
+	if len(x.id) <= maxKeptID {
+		x.req.ID = x.id
+	}
 	if x.endpoint == openai.Other {
 		x.prompt.Tokens = len(x.body.data) / bytesPerToken
 		x.req.Policy, x.policy = x.p.policies[router.LeastTokensPolicy], router.LeastTokensPolicy
@@ -248,8 +255,13 @@ func (x *exchange) understand() bool {
 		x.req.Previous = responseKey(x.openai.Previous)
 	}
 	x.req.Session = x.session()
+	x.askUsage()
 	return x.choosePolicy()
 }
+
+// maxKeptID is the longest request id that is kept with a decision: a client's may be
+// as long as a header.
+const maxKeptID = 128
 
 // bytesPerToken is an estimate for bodies that are not understood.
 const bytesPerToken = 4
@@ -337,6 +349,7 @@ func (x *exchange) choose() bool {
 	x.share.keep(lease.Tokens())
 	x.target = x.p.tables.target(lease.Replica(), x.model)
 	x.p.tables.decision(x.policy, lease.Why()).Inc()
+	x.countShadow()
 	return true
 }
 
@@ -344,6 +357,7 @@ func (x *exchange) choose() bool {
 func (x *exchange) send() (*http.Response, error) {
 	rep := x.lease.Replica()
 	x.connected, x.reused = 0, false
+	x.startAttempt()
 	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: x.gotConn})
 	resp, err := x.p.transport.RoundTrip(x.outgoing(traced, rep))
@@ -402,6 +416,7 @@ func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Req
 	if _, ok := header["User-Agent"]; !ok {
 		header["User-Agent"] = nil // else net/http puts its own
 	}
+	x.inject(header)
 	if rep.Rank >= 0 {
 		header[headerRank] = []string{strconv.Itoa(rep.Rank)}
 	}
@@ -423,6 +438,8 @@ var identity = []string{"identity"}
 func (x *exchange) finish(end router.End) {
 	x.p.watch.end(&x.attempt)
 	x.lease.Done(x.meter.outcome(end), time.Now())
+	x.meter.gap = x.lease.Gap()
+	x.endAttempt(end)
 	x.lease, x.ended = nil, end
 }
 
@@ -434,12 +451,17 @@ func (x *exchange) account() {
 		x.p.tables.key(x.share.key, x.status).Inc()
 	}
 	x.meter.record(x, now)
+	trace := x.traceID()
+	x.endSpan(now)
 	if !x.p.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
 	level := slog.LevelInfo
 	attrs := make([]slog.Attr, 0, 17)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("path", x.r.URL.Path), slog.Int("status", x.status), slog.Duration("took", now.Sub(x.arrived)))
+	if trace != "" {
+		attrs = append(attrs, slog.String("trace_id", trace))
+	}
 	if x.share.key != nil {
 		attrs = append(attrs, slog.String("key", x.share.key.Name))
 	}

@@ -37,6 +37,7 @@ type meter struct {
 	predicted int
 	why       router.Reason
 	prefill   time.Duration
+	gap       router.Gap
 }
 
 // answerLimit is the longest answer whose usage is read if it is not streamed.
@@ -213,9 +214,19 @@ func (m *meter) record(x *exchange, now time.Time) {
 		if m.usage.CachedKnown {
 			t.Predicted.Add(float64(m.predicted))
 			t.Cached.Add(float64(m.usage.Cached))
+			m.recordGap(t)
 		} else {
 			t.CachedUnreported.Inc()
 		}
+	}
+}
+
+func (m *meter) recordGap(t *metrics.Target) {
+	g := &m.gap
+	for reason, tokens := range [...]int{
+		metrics.GapNew: g.New, metrics.GapElsewhere: g.Elsewhere, metrics.GapEvicted: g.Evicted, metrics.GapUnknown: g.Unknown, metrics.GapMismatch: g.Mismatch,
+	} {
+		t.Gap[reason].Add(float64(tokens))
 	}
 }
 

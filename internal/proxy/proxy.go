@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/trace"
 )
 
 // Config is the settings of a [Proxy].
@@ -57,6 +58,11 @@ type Config struct {
 	// PolicyHeader lets a request choose its policy by the header X-Warmpath-Policy.
 	// Load tests need it; clients should not have it.
 	PolicyHeader bool `yaml:"policy_header"`
+	// Usage is how the engine's count of tokens is come by: [UsageWatch] or [UsageAsk].
+	Usage string `yaml:"usage"`
+	// MetricModels is how many models have series of their own; the others share the
+	// name "other".
+	MetricModels int `yaml:"metric_models"`
 	// DecisionHeaders puts the reason of the choice and the predicted tokens on responses.
 	DecisionHeaders bool `yaml:"decision_headers"`
 }
@@ -67,7 +73,7 @@ func DefaultConfig() Config {
 		MaxBodyBytes: 64 << 20, MaxBufferedBytes: 1 << 30, MaxInFlight: 10_000,
 		Attempts: 3, RetryTime: 2 * time.Minute, RetryBudget: 0.2,
 		ConnectTimeout: 5 * time.Second, HeaderTimeout: 15 * time.Minute, EventTimeout: 5 * time.Minute,
-		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MaxURLBytes: 8 << 10, ReplicaAuth: AuthAuto,
+		UploadTimeout: 30 * time.Second, WriteTimeout: time.Minute, MetricModels: 100, Usage: UsageWatch, MaxURLBytes: 8 << 10, ReplicaAuth: AuthAuto,
 	}
 }
 
@@ -94,6 +100,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("write_timeout must not be negative, but is %v", c.WriteTimeout)
 	case c.MaxInFlight < 0:
 		return fmt.Errorf("max_in_flight must not be negative, but is %d", c.MaxInFlight)
+	case c.Usage != UsageWatch && c.Usage != UsageAsk:
+		return fmt.Errorf("usage must be %s or %s, not %q", UsageWatch, UsageAsk, c.Usage)
+	case c.MetricModels < 0:
+		return fmt.Errorf("metric_models must not be negative, but is %d", c.MetricModels)
 	case c.MaxBufferedBytes != 0 && c.MaxBufferedBytes < c.MaxBodyBytes:
 		return fmt.Errorf("max_buffered_bytes must be at least max_body_bytes, %d, not %d", c.MaxBodyBytes, c.MaxBufferedBytes)
 	case c.MaxURLBytes < 1<<8:
@@ -123,6 +133,8 @@ type Proxy struct {
 	transport *http.Transport
 	policy    string // the default one's name
 	policies  map[string]router.Policy
+	shadow    *metrics.Shadow // nil without a shadow policy
+	tracer    *trace.Tracer   // nil for no spans
 	access    atomic.Pointer[access]
 
 	watch       watch
@@ -171,7 +183,10 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 		}
 	}
 	p.SetAccess(nil, "")
-	p.tables.init(m)
+	p.tables.init(m, cfg.MetricModels)
+	if name := r.ShadowName(); name != "" {
+		p.shadow = m.Shadow(name)
+	}
 	p.spare.New = func() any { return newExchange(p) }
 	return p, nil
 }
@@ -184,7 +199,12 @@ func http1() *http.Protocols {
 }
 
 // Run looks after the requests under way until ctx ends.
-func (p *Proxy) Run(ctx context.Context) { p.watch.run(ctx) }
+func (p *Proxy) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { p.sweepSeries(ctx) })
+	p.watch.run(ctx)
+	wg.Wait()
+}
 
 // EndAll ends every answer under way, with an error that its client can read.
 func (p *Proxy) EndAll() { p.watch.stop() }
@@ -214,12 +234,7 @@ var passed = []string{
 // Handler returns the handler for clients.
 func (p *Proxy) Handler() http.Handler {
 	mux := chi.NewRouter()
-	for path, endpoint := range map[string]openai.Endpoint{
-		"/v1/chat/completions": openai.Chat,
-		"/v1/completions":      openai.Completions,
-		"/v1/responses":        openai.Responses,
-		"/v1/messages":         openai.Messages,
-	} {
+	for path, endpoint := range endpoints {
 		mux.Post(path, p.handle(endpoint))
 	}
 	for _, path := range passed {

@@ -27,6 +27,7 @@ func (x *exchange) relay(resp *http.Response) error {
 	x.meter.reset()
 	x.meter.begin(x, resp.StatusCode, stream)
 	x.meter.retryAfter = retryAfter(resp.Header)
+	x.unasked.restart()
 
 	buf := x.p.copies.get(stream)
 	defer x.p.copies.put(buf, stream)
@@ -48,8 +49,15 @@ func (x *exchange) relay(resp *http.Response) error {
 		x.writeHead(resp, stream)
 	}
 	for {
-		if n > 0 {
-			if err := x.write((*buf)[:n], stream); err != nil {
+		piece := (*buf)[:n]
+		if stream {
+			piece = x.unasked.pass(piece)
+		}
+		if errors.Is(err, io.EOF) && stream {
+			piece = append(piece, x.unasked.rest()...)
+		}
+		if len(piece) > 0 {
+			if err := x.write(piece, stream); err != nil {
 				x.left(err)
 				return nil
 			}

@@ -117,6 +117,7 @@ func (x *exchange) again(err error) bool {
 			x.target.RetriedFailed.Inc()
 		}
 	}
+	x.retried()
 	x.req.Tried = append(x.req.Tried, rep)
 	x.model = x.current()
 	x.req.Model = x.model

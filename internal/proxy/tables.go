@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -20,12 +21,16 @@ type tables struct {
 	metrics   *metrics.Metrics
 	decisions map[string][]prometheus.Counter // by policy, then reason; complete from the start
 	faults    []string                        // by their numbers
+	limit     int                             // of models that have series of their own
 
 	mu       sync.Mutex
+	models   map[string]bool             // that have series of their own; guarded by mu
+	left     map[int]time.Time           // when replicas that have left were first missed, by slot; guarded by mu
 	targets  table[[]*metrics.Target]    // by slot, then model
 	requests table[[]prometheus.Counter] // by model, then endpoint and status
 	keys     table[[]prometheus.Counter] // by a key's index, then class of status
 	replicas []*metrics.Replica          // by slot; guarded by mu
+	ids      []string                    // of these
 }
 
 type table[T any] struct{ rows atomic.Pointer[[]T] }
@@ -51,8 +56,9 @@ func (t *table[T]) set(i int, row T) {
 	t.rows.Store(&rows)
 }
 
-func (t *tables) init(m *metrics.Metrics) {
-	t.metrics, t.decisions = m, map[string][]prometheus.Counter{}
+func (t *tables) init(m *metrics.Metrics, limit int) {
+	t.metrics, t.limit = m, limit
+	t.decisions, t.models, t.left = map[string][]prometheus.Counter{}, map[string]bool{}, map[int]time.Time{}
 	for _, f := range replica.Faults() {
 		t.faults = append(t.faults, f.String())
 	}
@@ -75,9 +81,10 @@ func (t *tables) target(r *replica.Replica, m *replica.Model) *metrics.Target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for len(t.replicas) <= r.Slot {
-		t.replicas = append(t.replicas, nil)
+		t.replicas, t.ids = append(t.replicas, nil), append(t.ids, "")
 	}
 	if t.replicas[r.Slot] == nil {
+		t.ids[r.Slot] = r.ID
 		t.replicas[r.Slot] = t.metrics.Replica(r.ID, t.faults)
 	}
 	row := append([]*metrics.Target(nil), t.targets.row(r.Slot)...)
@@ -85,17 +92,19 @@ func (t *tables) target(r *replica.Replica, m *replica.Model) *metrics.Target {
 		row = append(row, nil)
 	}
 	if row[m.Index] == nil {
-		row[m.Index] = t.metrics.Target(t.replicas[r.Slot], r.ID, label(m))
+		row[m.Index] = t.metrics.Target(t.replicas[r.Slot], r.ID, t.label(m))
 		t.targets.set(r.Slot, row)
 	}
 	return row[m.Index]
 }
 
-// label is the model's name for metrics.
-func label(m *replica.Model) string {
-	if m == nil || m.Name == "" {
+// label is the model's name for metrics: the first so many models that are asked for
+// have their own. The caller holds the lock.
+func (t *tables) label(m *replica.Model) string {
+	if m == nil || m.Name == "" || !t.models[m.Name] && len(t.models) >= t.limit {
 		return "other"
 	}
+	t.models[m.Name] = true
 	return m.Name
 }
 
@@ -123,7 +132,7 @@ func (t *tables) request(m *replica.Model, endpoint openai.Endpoint, status int)
 		row = append(row, nil)
 	}
 	if row[column] == nil {
-		row[column] = t.metrics.Requests(label(m), endpoint.String(), strconv.Itoa(status))
+		row[column] = t.metrics.Requests(t.label(m), endpoint.String(), strconv.Itoa(status))
 		t.requests.set(model, row)
 	}
 	return row[column]

@@ -49,6 +49,7 @@ type slot struct {
 	tokens     int     // and uncached tokens
 	decoding   int     // requests prefilled and not done
 	last       time.Time
+	doubt      doubt
 
 	pace     float64
 	samples  int

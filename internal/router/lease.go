@@ -31,6 +31,10 @@ type Lease struct {
 	idle      bool    // the replica had nothing to do
 	answer    int     // of cached, tokens that the replica generated in an earlier turn
 	cut       int32   // the last one of the chain that the replica held, -1 for none
+	best      holding // of the replica that held the most
+	gap       Gap
+	shadow    Shadow
+	clock     uint64 // the index's, when it was made
 
 	generation uint16 // of the slot's cache
 }
@@ -51,7 +55,8 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
 		generation: r.index.Generation(s.replica.Slot), work: c.Work, idle: s.head == nil && s.decoding == 0,
 	}
-	l.cut = r.cuts[s.replica.Slot]
+	l.clock = r.index.Clock()
+	l.cut, l.best = r.cuts[s.replica.Slot], r.longest()
 	if c.Cached > 0 {
 		l.answer = min(c.Cached, r.answers[s.replica.Slot])
 	}
@@ -91,6 +96,9 @@ func (l *Lease) Prefilled(now time.Time) {
 		return
 	}
 	l.slot.prefilled(l, now)
+	if d := r.last.at(l.id); d.ID == l.id {
+		d.Prefill = now.Sub(l.at)
+	}
 	l.tell(Event{Kind: FirstSeen})
 	l.confirm()
 }
@@ -155,6 +163,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	s := l.slot
 	s.count(now)
 	s.remove(l)
+	r.last.learn(l, &o)
 	l.tell(Event{Kind: Ended})
 	if o.End == Completed && !o.Prefilled {
 		l.confirm() // an answer that was not streamed
@@ -226,9 +235,14 @@ func (l *Lease) learn(o *Outcome) {
 		r.index.Answered(c, s, answer)
 	}
 	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
-	if !o.CachedKnown || l.req.NoCache {
-		return
+	if o.CachedKnown && !l.req.NoCache {
+		l.compare(o, m, c)
 	}
+}
+
+// compare holds what the engine found in its cache against what was believed.
+func (l *Lease) compare(o *Outcome, m *modelState, c *prefix.Chain) {
+	r, s := l.router, l.slot.replica.Slot
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)
@@ -238,18 +252,24 @@ func (l *Lease) learn(o *Outcome) {
 	if !exact {
 		tolerance = max(tolerance, held/4) // where in the prompt the cut is, is a guess
 	}
-	if l.answer >= block && o.Cached >= held-tolerance {
+	lost := held - o.Cached
+	if lost <= tolerance {
+		lost = 0
+	}
+	switch {
+	case l.answer >= block && lost == 0:
 		// What is missing may be the answer, which templates may render otherwise.
 		share := float64(o.Cached-held) / float64(l.answer)
 		m.carry += carryRate * (min(1, max(0, share)) - m.carry)
-		return
-	}
-	switch {
-	case o.Cached < held-tolerance:
-		r.index.Shortfall(c, s, o.Cached)
+		l.slot.doubt.kept(o.Cached)
+	case lost > 0:
+		used := r.index.Shortfall(c, s, o.Cached)
+		l.slot.doubt.contradicted(used, l.clock, o.Cached)
 	case o.Cached > held+tolerance:
 		r.index.Surplus(s, (o.Cached-held)/block)
 	case held > 0:
 		r.index.Held(c, s)
+		l.slot.doubt.kept(o.Cached)
 	}
+	l.measure(o.Prompt, o.Cached, held, lost, tolerance)
 }

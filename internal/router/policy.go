@@ -120,6 +120,21 @@ func PolicyByName(name string) (Policy, error) {
 	return nil, fmt.Errorf("%w: %q; there are %v", errPolicy, name, Policies())
 }
 
+// PolicyName returns the name of a policy.
+func PolicyName(p Policy) string {
+	switch p.(type) {
+	case byPrefix:
+		return PrefixPolicy
+	case leastTokens:
+		return LeastTokensPolicy
+	case roundRobin:
+		return RoundRobinPolicy
+	case random:
+		return RandomPolicy
+	}
+	return ""
+}
+
 // byPrefix sends a request where it costs the fleet the least (routing.md §2.2).
 type byPrefix struct{}
 

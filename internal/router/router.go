@@ -21,6 +21,9 @@ import (
 type Config struct {
 	// Policy is the name of the policy for requests that ask for none.
 	Policy string `yaml:"policy"`
+	// Shadow is the name of a policy of which is recorded what it would have done
+	// instead, "" for none.
+	Shadow string `yaml:"shadow"`
 	// IndexBytes bounds the memory that the index of prefixes takes.
 	IndexBytes int64 `yaml:"index_bytes"`
 	// SessionSlack is how much longer a session waits for its own replica than it
@@ -47,6 +50,9 @@ func DefaultConfig() Config {
 func (c *Config) Validate() error {
 	if _, err := PolicyByName(c.Policy); err != nil {
 		return fmt.Errorf("policy: %w", err)
+	}
+	if _, err := PolicyByName(c.Shadow); c.Shadow != "" && err != nil {
+		return fmt.Errorf("shadow: %w", err)
 	}
 	if c.IndexBytes < 1<<20 {
 		return fmt.Errorf("index_bytes must be at least 1 MiB, not %d bytes", c.IndexBytes)
@@ -77,6 +83,7 @@ type Request struct {
 	Tried    []*replica.Replica // not to be chosen again
 	Session  prefix.Hash        // 0 for none
 	Previous prefix.Hash        // the response that it continues, 0 for none
+	ID       string             // its name, for [Router.Decisions]
 }
 
 // Costs within the slack count as equal. It is narrow for prompts that are new: it
@@ -97,6 +104,7 @@ const (
 type Router struct {
 	cfg    Config
 	policy Policy
+	shadow Policy // nil for none
 
 	mu       sync.Mutex // guards all below
 	index    *prefix.Index
@@ -108,6 +116,7 @@ type Router struct {
 	sessions sessions
 	sequence uint64
 	random   *rand.Rand
+	last     *decisions
 	pace     float64   // the median of the slots'
 	paced    time.Time // when it was last taken
 	paces    []float64
@@ -136,12 +145,18 @@ func New(cfg Config) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
+	shadow := Policy(nil)
+	if cfg.Shadow != "" {
+		if shadow, err = PolicyByName(cfg.Shadow); err != nil {
+			return nil, err
+		}
+	}
 	seed := cfg.Seed
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
 	return &Router{
-		cfg: cfg, policy: policy, index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
+		cfg: cfg, policy: policy, shadow: shadow, last: new(decisions), index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
 		random: rand.New(rand.NewPCG(seed, 1)), byHash: map[uint64]*slot{}, share: share{leases: map[uint64]map[uint64]*Lease{}},
 	}, nil
 }
@@ -151,29 +166,47 @@ func New(cfg Config) (*Router, error) {
 func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.gather(req)
-	if len(r.chosen) == 0 {
-		return nil, ErrNoReplica
-	}
-	m := r.model(req.Model)
-	previous := r.sessions.get(req.Previous, now)
-	total, known := r.lookup(req, m, previous)
-	fleet := r.assess(req, total, known, now)
-	if err := r.overloaded(req); err != nil {
+	c, err := r.decide(req, now)
+	if err != nil {
 		return nil, err
 	}
-	policy := req.Policy
-	if policy == nil {
-		policy = r.policy
-	}
-	choice, why := r.choose(policy, fleet, req, previous, now)
-	l := r.reserve(req, m, r.chosen[choice], &r.candidates[choice], total, now)
-	l.why = why
+	l := r.reserve(req, r.model(req.Model), r.chosen[c.index], &r.candidates[c.index], c.total, now)
+	l.why = c.why
+	r.record(l, &c)
 	if req.Session != 0 {
 		r.sessions.put(req.Session, session{slot: l.slot.replica.Slot, at: now})
 		l.tellKept(req.Session, 0)
 	}
 	return l, nil
+}
+
+// choice is a decision before it is carried out: index is of r.chosen.
+type choice struct {
+	fleet    Fleet
+	policy   Policy
+	previous *session
+	total    int // tokens of the prompt
+	index    int
+	why      Reason
+}
+
+// decide chooses a replica for the request.
+func (r *Router) decide(req *Request, now time.Time) (c choice, err error) {
+	r.gather(req)
+	if len(r.chosen) == 0 {
+		return c, ErrNoReplica
+	}
+	c.previous = r.sessions.get(req.Previous, now)
+	total, known := r.lookup(req, r.model(req.Model), c.previous)
+	c.total, c.fleet = total, r.assess(req, total, known, now)
+	if err := r.overloaded(req); err != nil {
+		return c, err
+	}
+	if c.policy = req.Policy; c.policy == nil {
+		c.policy = r.policy
+	}
+	c.index, c.why = r.choose(c.policy, c.fleet, req, c.previous, now)
+	return c, nil
 }
 
 // assess leaves what the request would cost on each of r.chosen in r.candidates.
@@ -399,6 +432,7 @@ func (r *Router) Emptied(rep *replica.Replica) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.index.Reset(rep.Slot)
+	r.slot(rep).doubt = doubt{}
 }
 
 // State is what the router believes about one replica.

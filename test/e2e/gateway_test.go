@@ -9,9 +9,9 @@
 //	go test -v -tags e2e -count=1 -timeout 25m ./test/e2e/
 //
 // VLLM_URLS="url url" uses replicas that run already; they must serve smol4 with
-// blocks of 128 tokens, or the figures mean nothing. Two tests need none of that:
+// blocks of 128 tokens, or the figures mean nothing. Some tests need none of that:
 //
-//	go test -v -tags e2e -count=1 -run 'Replay|Index' ./test/e2e/
+//	go test -v -tags e2e -count=1 -run 'Replay|Index|Dashboard|Page' ./test/e2e/
 package e2e
 
 import (

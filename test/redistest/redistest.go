@@ -112,8 +112,8 @@ func (s *Server) Do(args ...string) string {
 // Sleep has the server do nothing for some seconds.
 func (s *Server) Sleep(seconds int) { s.try("DEBUG", "SLEEP", strconv.Itoa(seconds)) }
 
-// Try is Do for what may fail.
-func (s *Server) Try(args ...string) { s.try(args...) }
+// Try is Do for what may fail: its answer is then empty.
+func (s *Server) Try(args ...string) string { return s.try(args...) }
 
 // try is Do for what may fail yet.
 func (s *Server) try(args ...string) string {

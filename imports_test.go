@@ -22,6 +22,7 @@ var allowed = map[string][]string{
 	"cmd/mockvllm":      {"internal/mockvllm"},
 	"cmd/bench":         {"internal/bench", "internal/lab"},
 	"internal/bench":    {"internal/openai", "internal/sse"},
+	"internal/grade":    {},
 	"internal/lab":      {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
 	"internal/gateway":  {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},
 	"internal/config":   {"internal/proxy", "internal/replica", "internal/router"},

@@ -20,9 +20,10 @@ const module = "github.com/warmpath/warmpath/"
 var allowed = map[string][]string{
 	"cmd/gateway":       {"internal/config", "internal/gateway"},
 	"cmd/mockvllm":      {"internal/mockvllm"},
-	"cmd/bench":         {"internal/bench", "internal/lab"},
+	"cmd/bench":         {"internal/bench", "internal/grade", "internal/lab", "internal/report"},
 	"internal/bench":    {"internal/openai", "internal/sse"},
 	"internal/grade":    {},
+	"internal/report":   {"internal/bench"},
 	"internal/lab":      {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
 	"internal/gateway":  {"internal/admin", "internal/config", "internal/metrics", "internal/mockvllm", "internal/proxy", "internal/replica", "internal/router"},
 	"internal/config":   {"internal/proxy", "internal/replica", "internal/router"},

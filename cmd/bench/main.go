@@ -1,5 +1,6 @@
-// Command bench measures: simulate runs routing policies in virtual time, replay
-// sends the same arrivals to a real server.
+// Command bench measures: servers of OpenAI's API from the outside (ttft, load,
+// limits, eval), what came of it (compare, report), and routing policies in virtual
+// time (simulate) and against a real server (replay).
 package main
 
 import (
@@ -17,12 +18,24 @@ import (
 	"github.com/warmpath/warmpath/internal/lab"
 )
 
-const usage = `usage: bench simulate|replay [flags]
+const usage = `usage: bench COMMAND [flags]
 
-  simulate   routing policies on the same arrivals, over simulated engines, in virtual time
-  replay     the same arrivals over HTTP, to any server of OpenAI's API
+Measure any server of OpenAI's API:
+  ttft          the same long prompt again and again: what the prefix cache saves
+  load          load in a closed or an open loop: latency, throughput, goodput, failures
+  limits        where throughput stops growing and TTFT breaks, and which limit it was
+  eval          accuracy on problems with known answers, and whether a gateway changes answers
+  replay        the arrivals of a simulation, over HTTP
 
-bench simulate -h and bench replay -h list their flags.
+Use what was measured (files of -o):
+  compare       two results as a scorecard with intervals
+  report        results as one HTML file with charts, or Markdown
+
+Without a server:
+  simulate      routing policies on the same arrivals, over simulated engines, in virtual time
+  serve-config  the vLLM command for a model and GPUs, and what each flag does to a gateway
+
+bench COMMAND -h teaches each.
 `
 
 func main() {
@@ -33,16 +46,26 @@ func main() {
 	}
 }
 
+// command runs one subcommand with its arguments.
+type command func(args []string, out io.Writer) error
+
+var commands = map[string]command{
+	"load": load, "replay": replay, "simulate": simulate, "ttft": ttft,
+}
+
 func run(args []string, out io.Writer) error {
-	switch {
-	case len(args) > 0 && args[0] == "simulate":
-		return simulate(args[1:], out)
-	case len(args) > 0 && args[0] == "replay":
-		return replay(args[1:], out)
+	if len(args) > 0 {
+		if c, known := commands[args[0]]; known {
+			return c(args[1:], out)
+		}
 	}
 	fmt.Fprint(os.Stderr, usage)
-	if len(args) > 0 && strings.TrimLeft(args[0], "-") == "h" {
-		return flag.ErrHelp
+	if len(args) > 0 {
+		switch strings.TrimLeft(args[0], "-") {
+		case "h", "help":
+			return flag.ErrHelp
+		}
+		return fmt.Errorf("%q is no subcommand", args[0])
 	}
 	return errors.New("name a subcommand")
 }

@@ -3,15 +3,19 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"time"
 )
 
-// progress tells how far a run is: on a terminal in one line that is written
-// again and again, elsewhere in a line now and then.
+// progress tells how far a run is: on a terminal in one line with a bar that is
+// written again and again, elsewhere in a line now and then. It is safe for
+// concurrent use.
 type progress struct {
+	mu       sync.Mutex
 	out      *os.File
 	name     string
-	total    int
+	total    int // 0 if it is not known
 	terminal bool
 	done     int
 	began    time.Time
@@ -24,8 +28,11 @@ func newProgress(out *os.File, name string, total int) *progress {
 	return &progress{out: out, name: name, total: total, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, began: now, told: now}
 }
 
-// step counts n more requests that came to an end.
+// step counts n more requests that came to an end, of which so many of the whole
+// run failed.
 func (p *progress) step(n, failed int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.done += n
 	every := 10 * time.Second
 	if p.terminal {
@@ -38,11 +45,26 @@ func (p *progress) step(n, failed int) {
 }
 
 func (p *progress) tell(failed int) {
-	format := "%s: %d of %d requests, %d failed, %.0f s\n"
-	if p.terminal {
-		format = "\r%s: %d of %d requests, %d failed, %.0f s\x1b[K"
+	count := fmt.Sprintf("%d requests", p.done)
+	if p.total > 0 {
+		count = fmt.Sprintf("%d of %d requests", p.done, p.total)
 	}
-	_, _ = fmt.Fprintf(p.out, format, p.name, p.done, p.total, failed, time.Since(p.began).Seconds())
+	line := fmt.Sprintf("%s: %s, %d failed, %.0f s", p.name, count, failed, time.Since(p.began).Seconds())
+	if !p.terminal {
+		_, _ = fmt.Fprintln(p.out, line)
+		return
+	}
+	_, _ = fmt.Fprintf(p.out, "\r%s%s\x1b[K", p.bar(), line)
+}
+
+// bar is how far the run is, if that is known.
+func (p *progress) bar() string {
+	if p.total == 0 {
+		return ""
+	}
+	const width = 24
+	full := min(width, width*p.done/p.total)
+	return "[" + strings.Repeat("=", full) + strings.Repeat(" ", width-full) + "] "
 }
 
 // end clears the line.

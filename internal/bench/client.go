@@ -101,6 +101,7 @@ const (
 
 // Answer is what came of a request.
 type Answer struct {
+	At      time.Duration // when it was due after the run's start; set by loops
 	Late    time.Duration // how long after it was due the request was sent; set by [Loop]
 	Sent    time.Time
 	First   time.Duration // from Sent to the first generated token of any kind, 0 if there was none

@@ -112,7 +112,7 @@ func TestKnownTimingIsMeasured(t *testing.T) {
 		if a.Failure != None || !close2(a.First, wrote[c.first]) || !close2(a.Last, wrote[c.last]) {
 			t.Errorf("%s: %v; first %v, last %v, want %v and %v", name, a.Err, a.First, a.Last, wrote[c.first], wrote[c.last])
 		}
-		if c.said < 0 && a.Said != 0 || c.said >= 0 && (a.Said - a.First - (wrote[c.said] - wrote[c.first])).Abs() > 4*time.Millisecond {
+		if c.said < 0 && a.Said != 0 || c.said >= 0 && (a.Said-a.First-(wrote[c.said]-wrote[c.first])).Abs() > 4*time.Millisecond {
 			t.Errorf("%s: the answer began after %v", name, a.Said)
 		}
 		tpot, ok := a.TPOT()
@@ -226,7 +226,7 @@ func TestWarmUpIsInNoFigure(t *testing.T) {
 	start := time.Now()
 	r := Recorder{Warm: time.Second, SLO: SLO{TTFT: 100 * time.Millisecond}}
 	for i := range 10 {
-		r.Add(Answer{Sent: start.Add(time.Duration(i) * 250 * time.Millisecond), First: time.Duration(i) * 20 * time.Millisecond, Took: time.Second / 4}, 0)
+		r.Add(Answer{Sent: start, At: time.Duration(i) * 250 * time.Millisecond, First: time.Duration(i) * 20 * time.Millisecond, Took: time.Second / 4}, 0)
 	}
 	got := r.Result()
 	if got.WarmUp != 4 || got.Attempted != 6 || got.Good != 2 || math.Abs(got.Seconds-1.5) > 1e-9 || math.Abs(got.GoodPerSecond-2/1.5) > 1e-9 {

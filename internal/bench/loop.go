@@ -49,14 +49,14 @@ func (l *Loop) Run(ctx context.Context, turns []*Turn) time.Duration {
 		if !sleepUntil(ctx, due.Add(-lead)) || !l.acquire(ctx) {
 			break
 		}
-		sessions.Go(func() { l.session(ctx, t, due) })
+		sessions.Go(func() { l.session(ctx, t, start, due) })
 	}
 	sessions.Wait()
 	return time.Since(start)
 }
 
 // session sends a turn, for which it has a slot, and those that follow.
-func (l *Loop) session(ctx context.Context, t *Turn, due time.Time) {
+func (l *Loop) session(ctx context.Context, t *Turn, start, due time.Time) {
 	var said []Answer
 	for {
 		call := t.Call(said)
@@ -72,7 +72,7 @@ func (l *Loop) session(ctx context.Context, t *Turn, due time.Time) {
 		}
 		a := l.Send(ctx, call)
 		l.release()
-		a.Late = a.Sent.Sub(due)
+		a.At, a.Late = due.Sub(start), a.Sent.Sub(due)
 		l.done(a, t)
 		if t.Next == nil || a.Failure != None {
 			return
@@ -127,7 +127,7 @@ func (c *Closed) Run(ctx context.Context) time.Duration {
 	for range max(1, c.Users) {
 		users.Go(func() {
 			for t := c.next(ctx); t != nil; t = c.next(ctx) {
-				c.session(ctx, t)
+				c.session(ctx, t, start)
 			}
 		})
 	}
@@ -146,10 +146,11 @@ func (c *Closed) next(ctx context.Context) *Turn {
 
 // session sends a turn and those that follow. A request is due when the user is
 // done thinking, so none is late.
-func (c *Closed) session(ctx context.Context, t *Turn) {
+func (c *Closed) session(ctx context.Context, t *Turn, start time.Time) {
 	var said []Answer
 	for {
 		a := c.Send(ctx, t.Call(said))
+		a.At = a.Sent.Sub(start)
 		dropped := 0
 		if a.Failure != None {
 			dropped = t.following()

@@ -81,7 +81,7 @@ type Share struct {
 
 // Sample is one request: what intervals and charts are made of.
 type Sample struct {
-	At       float64 `json:"at_s"` // when it was due, after the first
+	At       float64 `json:"at_s"` // when it was due, after the start
 	Late     float64 `json:"late"`
 	TTFT     float64 `json:"ttft,omitempty"`
 	TPOT     float64 `json:"tpot,omitempty"`
@@ -110,36 +110,32 @@ func (s SLO) Kept(a *Answer) bool {
 // Recorder makes a Result of answers. It is not safe for concurrent use: loops call
 // Done one at a time.
 type Recorder struct {
-	Warm time.Duration // requests due within this time after the first are in no figure
+	Warm time.Duration // requests due within this time after the start are in no figure
 	SLO  SLO
 
 	r                                        Result
-	first                                    time.Time // due time of the first request
-	from, to                                 time.Time // what was measured
+	from, to                                 time.Duration // what was measured
 	ttft, said, tpot, gap, e2e, served, late times
 }
 
 // Add counts an answer; dropped is as in Loop.Done.
 func (r *Recorder) Add(a Answer, dropped int) {
-	due := a.Sent.Add(-a.Late)
-	if r.first.IsZero() {
-		r.first = due
+	if r.r.Started.IsZero() || a.Sent.Before(r.r.Started) {
+		r.r.Started = a.Sent
 	}
-	if r.Warm > 0 && due.Sub(r.first) < r.Warm {
+	if a.At < r.Warm {
 		r.r.WarmUp++
 		return
 	}
-	if r.from.IsZero() || due.Before(r.from) {
-		r.from = due
+	if r.r.Attempted == 0 || a.At < r.from {
+		r.from = a.At
 	}
-	if end := a.Sent.Add(a.Took); end.After(r.to) {
-		r.to = end
-	}
+	r.to = max(r.to, a.At+a.Late+a.Took)
 	r.r.Attempted++
 	r.r.Dropped += dropped
 	r.late.add(a.Late)
 	s := Sample{
-		At: due.Sub(r.first).Seconds(), Late: ms(a.Late), E2E: ms(a.E2E()), Repeated: a.Repeated,
+		At: a.At.Seconds(), Late: ms(a.Late), E2E: ms(a.E2E()), Repeated: a.Repeated,
 		Prompt: a.Usage.Prompt, Cached: a.Usage.Cached, Output: a.Usage.Completion, Replica: a.Replica, Failure: a.Cause(),
 	}
 	if a.Failure != None {
@@ -224,7 +220,7 @@ func (r *Recorder) Failed() int { return r.r.Failed }
 // Result returns what was recorded, with version and rates filled in.
 func (r *Recorder) Result() *Result {
 	out := r.r
-	out.Version, out.Started = FormatVersion, r.first
+	out.Version = FormatVersion
 	out.TTFT, out.Answer, out.TPOT, out.Gap = r.ttft.distribution(), r.said.distribution(), r.tpot.distribution(), r.gap.distribution()
 	out.E2E, out.Served, out.Late = r.e2e.distribution(), r.served.distribution(), r.late.distribution()
 	for _, s := range out.Replicas {
@@ -233,7 +229,7 @@ func (r *Recorder) Result() *Result {
 	if r.SLO != (SLO{}) {
 		out.SLO = &r.SLO
 	}
-	out.Seconds = r.to.Sub(r.from).Seconds()
+	out.Seconds = (r.to - r.from).Seconds()
 	if out.Seconds > 0 {
 		out.RequestsPerSecond = float64(out.OK) / out.Seconds
 		out.PromptPerSecond = float64(out.PromptTokens) / out.Seconds

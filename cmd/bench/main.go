@@ -50,7 +50,7 @@ func main() {
 type command func(args []string, out io.Writer) error
 
 var commands = map[string]command{
-	"load": load, "replay": replay, "simulate": simulate, "ttft": ttft,
+	"eval": eval, "load": load, "replay": replay, "simulate": simulate, "ttft": ttft,
 }
 
 func run(args []string, out io.Writer) error {

@@ -81,6 +81,7 @@ type Call struct {
 	// Repeated is how many of the prompt's first tokens an earlier request of the
 	// schedule begins with; it is copied to the answer.
 	Repeated int
+	Tag      int // copied to the answer, for who sends many at a time
 }
 
 // Failure is the kind of a failure.
@@ -120,6 +121,7 @@ type Answer struct {
 	FirstTokens int
 	Whole       bool // the server did not stream: the first token came with the last
 	Repeated    int  // of the call
+	Tag         int  // of the call
 
 	// Text, Thought and IDs are what was generated, if Call.Keep asked for it: the
 	// answer, the reasoning before it, and the ids only if the server gives them (vLLM:
@@ -177,7 +179,7 @@ func (c *Client) Send(ctx context.Context, call Call) Answer {
 		limited, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
-	a := Answer{Sent: time.Now(), Repeated: call.Repeated}
+	a := Answer{Sent: time.Now(), Repeated: call.Repeated, Tag: call.Tag}
 	err := c.exchange(limited, call, &a)
 	a.Took = time.Since(a.Sent)
 	switch f, _ := errors.AsType[*failure](err); {

@@ -301,7 +301,7 @@ func (f *evalFlags) evaluate(ctx context.Context, items, examples []problem) ([]
 		r.Engine, r.Eval = engine, summed(s.graded)
 		results = append(results, r)
 	}
-	cost := meter.Stop(sent, bench.Distribution{})
+	cost := meter.Stop(sent, bench.Distribution{}, results[0].TTFT)
 	for _, r := range results {
 		r.Client = cost
 	}

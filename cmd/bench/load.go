@@ -54,6 +54,7 @@ type loadFlags struct {
 	input, output, turns                     sizes
 	shared, groups, vocabulary               int
 	seed                                     uint64
+	cell                                     uint32 // of a sweep: makes its prompts its own
 	slo                                      bench.SLO
 	ignoreEOS, distinct, asJSON, ignoreEOSOn bool
 }
@@ -186,6 +187,7 @@ func (f *loadFlags) source(n int) (source, error) {
 		return f.fromDataset()
 	}
 	p := &prompts{model: f.model, vocabulary: f.vocabulary, chat: f.as == "chat", mayEnd: !f.ignoreEOS, seen: &beginnings{}}
+	p.salt = f.cell
 	if f.distinct {
 		p.salt = uint32(n)
 	}
@@ -443,7 +445,7 @@ func (f *loadFlags) measure(ctx context.Context) ([]*bench.Result, error) {
 	bar.end()
 	engine := halt()
 	var results []*bench.Result
-	attempted, late := 0, bench.Distribution{}
+	attempted, late, ttft := 0, bench.Distribution{}, bench.Distribution{}
 	for _, l := range lanes {
 		r := l.recorder.Result()
 		f.name(r, "load", l.endpoint)
@@ -451,10 +453,13 @@ func (f *loadFlags) measure(ctx context.Context) ([]*bench.Result, error) {
 		if r.Late.P99 > late.P99 {
 			late = r.Late
 		}
+		if ttft.Count == 0 || r.TTFT.Count > 0 && r.TTFT.P50 < ttft.P50 {
+			ttft = r.TTFT
+		}
 		r.Engine = engine
 		results = append(results, r)
 	}
-	cost := meter.Stop(attempted, late)
+	cost := meter.Stop(attempted, late, ttft)
 	for _, r := range results {
 		r.Client = cost
 	}

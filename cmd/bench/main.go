@@ -50,7 +50,7 @@ func main() {
 type command func(args []string, out io.Writer) error
 
 var commands = map[string]command{
-	"eval": eval, "load": load, "replay": replay, "simulate": simulate, "ttft": ttft,
+	"compare": compare, "eval": eval, "limits": limits, "load": load, "replay": replay, "report": makeReport, "serve-config": serveConfig, "simulate": simulate, "ttft": ttft,
 }
 
 func run(args []string, out io.Writer) error {

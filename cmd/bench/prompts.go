@@ -111,7 +111,7 @@ func (p *prompts) salted(runs []lab.Run) []lab.Run {
 	}
 	out := slices.Clone(runs)
 	for i := range out {
-		out[i].ID ^= p.salt << 24
+		out[i].ID += p.salt * 0x9E3779B1 // spread over all IDs
 	}
 	return out
 }

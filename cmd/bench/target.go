@@ -24,6 +24,7 @@ type target struct {
 	timeout                 time.Duration
 	save, label, engines    string
 	starts                  []float64
+	memory                  float64
 	said                    *os.File // progress and warnings
 	set                     map[string]any
 }
@@ -58,6 +59,7 @@ func (t *target) register(fs *flag.FlagSet) {
 	fs.StringVar(&t.save, "o", "", "write the results to this `file`, for bench compare and bench report")
 	fs.StringVar(&t.label, "label", "", "`name` of this run in tables; empty is the endpoint")
 	fs.StringVar(&t.engines, "engine", "", "also read the /metrics of the vLLM engines at these base `URLs`, separated by commas")
+	fs.Float64Var(&t.memory, "memory-peak", 0, "measured peak of GPU memory in `GiB`; kept in the results for bench compare")
 	fs.Func("replica-start", "measured start-up times of a replica in `seconds`, separated by commas; kept in the results for bench compare", func(text string) error {
 		for part := range strings.SplitSeq(text, ",") {
 			v, err := strconv.ParseFloat(part, 64)
@@ -110,7 +112,7 @@ func (t *target) watch(ctx context.Context) (stop func() *bench.EngineReport, er
 
 // name fills in who was measured, and how.
 func (t *target) name(r *bench.Result, kind, endpoint string) {
-	r.Kind, r.Endpoint, r.Model, r.Settings, r.ReplicaStart = kind, endpoint, t.model, t.set, t.starts
+	r.Kind, r.Endpoint, r.Model, r.Settings, r.ReplicaStart, r.MemoryPeak = kind, endpoint, t.model, t.set, t.starts, t.memory
 	if r.Label = endpoint; t.label != "" && !strings.Contains(t.endpoints, ",") {
 		r.Label = t.label
 	}

@@ -114,7 +114,7 @@ func ttft(args []string, out io.Writer) error {
 		}
 	}
 	result := recorder.Result()
-	result.Client, result.Engine = meter.Stop(result.Attempted, result.Late), halt()
+	result.Client, result.Engine = meter.Stop(result.Attempted, result.Late, result.TTFT), halt()
 	t.name(result, "ttft", t.endpoints)
 	if err := lines.Encode(summaryOf(answers, result)); err != nil {
 		return err

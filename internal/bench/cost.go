@@ -18,12 +18,12 @@ type Cost struct {
 }
 
 // The limits above which a client's own slowness is in its figures. Servers are
-// told apart by some milliseconds, and a client on a core that is nine tenths busy
-// has queues of its own.
+// told apart by some milliseconds, or some hundredths where they are slow, and a
+// client on a core that is nine tenths busy has queues of its own.
 const (
-	mostShare = 0.9
-	mostLate  = 10 // ms, of one request in a hundred
-	mostStall = 10 // ms
+	mostShare  = 0.9
+	mostLate   = 10.0 // ms, of one request in a hundred, and
+	mostOfTTFT = 0.05 // of the median time to first token
 )
 
 // Meter measures what a run costs this client.
@@ -60,9 +60,9 @@ func (m *Meter) listen() {
 	}
 }
 
-// Stop ends the measurement of a run with so many requests. Late is the
-// distribution of how late they were sent.
-func (m *Meter) Stop(requests int, late Distribution) Cost {
+// Stop ends the measurement of a run with so many requests, and judges by how late
+// they were sent and their times to first token.
+func (m *Meter) Stop(requests int, late, ttft Distribution) Cost {
 	close(m.stop)
 	m.ended.Wait()
 	cpu, wall := processCPU()-m.cpu, time.Since(m.began)
@@ -73,13 +73,19 @@ func (m *Meter) Stop(requests int, late Distribution) Cost {
 	if wall > 0 {
 		c.CPUShare = cpu.Seconds() / wall.Seconds() / float64(runtime.GOMAXPROCS(0))
 	}
+	c.judge(late, ttft)
+	return c
+}
+
+// judge says whether the client was too slow for the figures.
+func (c *Cost) judge(late, ttft Distribution) {
+	most := max(mostLate, mostOfTTFT*ttft.P50)
 	switch {
 	case c.CPUShare > mostShare:
 		c.Bottleneck = fmt.Sprintf("it used %.0f %% of the CPU it may use", 100*c.CPUShare)
-	case c.StallP99 > mostStall:
+	case c.StallP99 > most:
 		c.Bottleneck = fmt.Sprintf("it was woken %.0f ms late one time in a hundred", c.StallP99)
-	case late.P99 > mostLate:
+	case late.P99 > most:
 		c.Bottleneck = fmt.Sprintf("it sent one request in a hundred %.0f ms late or more: too little CPU, or -in-flight was reached", late.P99)
 	}
-	return c
 }

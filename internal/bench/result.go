@@ -61,6 +61,7 @@ type Result struct {
 	Engine   *EngineReport     `json:"engine,omitempty"`
 	// ReplicaStart are measured start-up times of a replica in seconds, given by flag.
 	ReplicaStart []float64 `json:"replica_start_seconds,omitempty"`
+	MemoryPeak   float64   `json:"memory_peak_gib,omitempty"` // of GPU memory, given by flag
 	Samples      []Sample  `json:"samples"`
 
 	Limits *LimitsReport `json:"limits,omitempty"`

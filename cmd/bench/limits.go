@@ -69,7 +69,7 @@ func limits(args []string, out io.Writer) error {
 		for j, n := range steps {
 			f := &loadFlags{
 				target: t, concurrency: n, requests: n * *rounds, input: sizes{length, length}, output: sizes{*output, *output}, turns: sizes{1, 1}, groups: 1,
-				as: *as, vocabulary: *vocabulary, seed: *seed<<16 + uint64(i)<<8 + uint64(j), ignoreEOS: true, duration: *cell, cell: uint32(1 + i*len(steps) + j),
+				as: *as, vocabulary: *vocabulary, seed: *seed<<16 + uint64(i)<<8 + uint64(j), ignoreEOS: true, duration: *cell,
 			}
 			c, err := f.cellOf(ctx, total)
 			if err != nil {

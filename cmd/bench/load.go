@@ -54,7 +54,6 @@ type loadFlags struct {
 	input, output, turns                     sizes
 	shared, groups, vocabulary               int
 	seed                                     uint64
-	cell                                     uint32 // of a sweep: makes its prompts its own
 	slo                                      bench.SLO
 	ignoreEOS, distinct, asJSON, ignoreEOSOn bool
 }
@@ -187,9 +186,9 @@ func (f *loadFlags) source(n int) (source, error) {
 		return f.fromDataset()
 	}
 	p := &prompts{model: f.model, vocabulary: f.vocabulary, chat: f.as == "chat", mayEnd: !f.ignoreEOS, seen: &beginnings{}}
-	p.salt = f.cell
+	p.salt = uint32(f.seed-1) << 8
 	if f.distinct {
-		p.salt = uint32(n)
+		p.salt += uint32(n)
 	}
 	rnd := rand.New(rand.NewPCG(f.seed, 1))
 	if f.workload == "" && f.trace == "" {

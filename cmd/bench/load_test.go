@@ -209,3 +209,23 @@ func TestTTFTPrintsTheBenchmarksLines(t *testing.T) {
 		t.Errorf("summary: %s", lines[4])
 	}
 }
+
+// TestASeedMakesThePrompts: the same seed sends the same, another shares nothing
+// with it, so that a second run does not live on the first one's cache.
+func TestASeedMakesThePrompts(t *testing.T) {
+	server, url := replica(t, quick())
+	var sent []string
+	for _, seed := range []string{"1", "1", "2"} {
+		if _, _, err := measured(t, "load", "-endpoint", url, "-requests", "1", "-shared", "64", "-input", "16", "-output", "2", "-seed", seed); err != nil {
+			t.Fatal(err)
+		}
+		all := server.Requests()
+		sent = append(sent, string(all[len(all)-1].Body))
+	}
+	if sent[0] != sent[1] || sent[0] == sent[2] {
+		t.Errorf("sent %s", strings.Join(sent, "\n"))
+	}
+	if st := server.Stats(); st.CachedTokens > 80 {
+		t.Errorf("%d tokens were cached", st.CachedTokens)
+	}
+}

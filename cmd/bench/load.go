@@ -226,7 +226,9 @@ func (s *synthetic) next() *lab.Request {
 	f := s.f
 	var history []lab.Run
 	if f.shared > 0 {
-		history = append(history, lab.Run{ID: uint32(s.n % uint64(f.groups)), Tokens: f.shared})
+		// Drawn, not in turn: else a server that deals in turn, too, would send each group
+		// to the same replica by accident.
+		history = append(history, lab.Run{ID: uint32(s.rnd.IntN(f.groups)), Tokens: f.shared})
 	}
 	s.n++
 	var first, last *lab.Request

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -227,5 +228,22 @@ func TestASeedMakesThePrompts(t *testing.T) {
 	}
 	if st := server.Stats(); st.CachedTokens > 80 {
 		t.Errorf("%d tokens were cached", st.CachedTokens)
+	}
+}
+
+// TestGroupsAreDrawn: in turn, they would fit a round robin over as many replicas.
+func TestGroupsAreDrawn(t *testing.T) {
+	f := &loadFlags{shared: 10, groups: 2, input: sizes{1, 1}, output: sizes{1, 1}, turns: sizes{1, 1}}
+	s := synthetic{f: f, rnd: rand.New(rand.NewPCG(1, 1))}
+	again := 0
+	for last := uint32(9); s.n < 100; {
+		id := s.next().Runs[0].ID
+		if id == last {
+			again++
+		}
+		last = id
+	}
+	if again < 30 || again > 70 {
+		t.Errorf("%d of 100 prompts are of the last one's group", again)
 	}
 }

@@ -37,7 +37,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestKindsOfFaultsHaveTests looks for every test that docs/operations.md names.
+// TestKindsOfFaultsHaveTests looks for every test that docs/operations.md and
+// docs/bench.md name.
 func TestKindsOfFaultsHaveTests(t *testing.T) {
 	tests := map[string]bool{}
 	name := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
@@ -48,17 +49,19 @@ func TestKindsOfFaultsHaveTests(t *testing.T) {
 			}
 		}
 	})
-	page, err := os.ReadFile("docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllSubmatch(page, -1)
-	if len(named) < 40 {
-		t.Errorf("docs/operations.md names %d tests", len(named))
-	}
-	for _, m := range named {
-		if !tests[string(m[1])] {
-			t.Errorf("docs/operations.md names %s, which is not there", m[1])
+	for path, least := range map[string]int{"docs/operations.md": 40, "docs/bench.md": 10} {
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllSubmatch(page, -1)
+		if len(named) < least {
+			t.Errorf("%s names %d tests", path, len(named))
+		}
+		for _, m := range named {
+			if !tests[string(m[1])] {
+				t.Errorf("%s names %s, which is not there", path, m[1])
+			}
 		}
 	}
 }

@@ -20,7 +20,7 @@ const module = "github.com/warmpath/warmpath/"
 var allowed = map[string][]string{
 	"cmd/gateway":                  {"internal/auth", "internal/config", "internal/gateway"},
 	"cmd/mockvllm":                 {"internal/mockvllm"},
-	"cmd/bench":                    {"internal/bench", "internal/lab", "internal/plot"},
+	"cmd/bench":                    {"internal/bench", "internal/grade", "internal/lab", "internal/plot", "internal/report"},
 	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
 	"internal/bench":               {"internal/openai", "internal/sse"},
 	"internal/lab":                 {"internal/mockvllm", "internal/prefix", "internal/replica", "internal/router"},
@@ -47,6 +47,8 @@ var allowed = map[string][]string{
 	"internal/auth":                {},
 	"internal/certs":               {},
 	"internal/share":               {"internal/metrics", "internal/prefix", "internal/replica", "internal/router"},
+	"internal/grade":               {},
+	"internal/report":              {"internal/bench"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

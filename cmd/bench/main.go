@@ -1,5 +1,6 @@
-// Command bench measures: simulate runs routing policies in virtual time, replay
-// sends the same arrivals to a real server, lab makes docs/lab.md.
+// Command bench measures: servers of OpenAI's API from the outside (ttft, load,
+// limits, eval), what came of it (compare, report), and routing policies in virtual
+// time (simulate, lab) and against a real server (replay).
 package main
 
 import (
@@ -18,13 +19,25 @@ import (
 	"github.com/warmpath/warmpath/internal/lab"
 )
 
-const usage = `usage: bench simulate|replay|lab [flags]
+const usage = `usage: bench COMMAND [flags]
 
-  simulate   routing policies on the same arrivals, over simulated engines, in virtual time
-  replay     the same arrivals over HTTP, to any server of OpenAI's API
-  lab        every simulation that docs/lab.md shows, and that page
+Measure any server of OpenAI's API:
+  ttft          the same long prompt again and again: what the prefix cache saves
+  load          load in a closed or an open loop: latency, throughput, goodput, failures
+  limits        where throughput stops growing and TTFT breaks, and which limit it was
+  eval          accuracy on problems with known answers, and whether a gateway changes answers
+  replay        the arrivals of a simulation, over HTTP
 
-bench simulate -h, bench replay -h and bench lab -h list their flags.
+Use what was measured (files of -o):
+  compare       two results as a scorecard with intervals
+  report        results as one HTML file with charts, or Markdown
+
+Without a server:
+  simulate      routing policies on the same arrivals, over simulated engines, in virtual time
+  lab           every simulation that docs/lab.md shows, and that page
+  serve-config  the vLLM command for a model and GPUs, and what each flag does to a gateway
+
+bench COMMAND -h teaches each.
 `
 
 func main() {
@@ -35,18 +48,29 @@ func main() {
 	}
 }
 
+// command runs one subcommand with its arguments.
+type command func(args []string, out io.Writer) error
+
+var commands = map[string]command{
+	"compare": compare, "eval": eval, "limits": limits, "load": load, "replay": replay,
+	"lab":      func(args []string, _ io.Writer) error { return makeLab(args, os.Stderr) },
+	"simulate": func(args []string, out io.Writer) error { return simulate(args, out, os.Stderr) },
+	"report":   makeReport, "serve-config": serveConfig, "ttft": ttft,
+}
+
 func run(args []string, out io.Writer) error {
-	switch {
-	case len(args) > 0 && args[0] == "simulate":
-		return simulate(args[1:], out, os.Stderr)
-	case len(args) > 0 && args[0] == "replay":
-		return replay(args[1:], out)
-	case len(args) > 0 && args[0] == "lab":
-		return makeLab(args[1:], os.Stderr)
+	if len(args) > 0 {
+		if c, known := commands[args[0]]; known {
+			return c(args[1:], out)
+		}
 	}
 	fmt.Fprint(os.Stderr, usage)
-	if len(args) > 0 && strings.TrimLeft(args[0], "-") == "h" {
-		return flag.ErrHelp
+	if len(args) > 0 {
+		switch strings.TrimLeft(args[0], "-") {
+		case "h", "help":
+			return flag.ErrHelp
+		}
+		return fmt.Errorf("%q is no subcommand", args[0])
 	}
 	return errors.New("name a subcommand")
 }

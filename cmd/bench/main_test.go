@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,6 +79,28 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 	} {
 		if err := run(args, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %s", args, err, want)
+		}
+	}
+}
+
+// TestEveryCommandTeaches: -h of each shows an example, and docs/bench.md and the
+// overview name it; flags that the examples use are there.
+func TestEveryCommandTeaches(t *testing.T) {
+	page, err := os.ReadFile("../../docs/bench.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range commands {
+		if !strings.Contains(usage, "\n  "+name+" ") || !bytes.Contains(page, []byte("`"+name+"`")) {
+			t.Errorf("%s is not in the overview and docs/bench.md", name)
+		}
+		if err := run([]string{name, "-h"}, &bytes.Buffer{}); !errors.Is(err, flag.ErrHelp) {
+			t.Errorf("%s -h: %v", name, err)
+		}
+	}
+	for name, help := range map[string]string{"ttft": ttftUsage, "load": loadUsage, "limits": limitsUsage, "eval": evalUsage, "compare": compareUsage, "report": reportUsage, "serve-config": serveConfigUsage} {
+		if !strings.Contains(help, "\n  bench "+name+" ") {
+			t.Errorf("the help of %s has no example", name)
 		}
 	}
 }

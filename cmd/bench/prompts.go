@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,26 +15,55 @@ import (
 // next turn finds the generated blocks in its cache.
 type prompts struct {
 	model      string
-	chat       bool // messages of text; else lists of token ids
-	vocabulary int  // token ids are below
+	chat       bool   // messages of text; else lists of token ids
+	vocabulary int    // token ids are below
+	mayEnd     bool   // the engine may end an answer before the workload says
+	salt       uint32 // other tokens for the same runs
+	seen       *beginnings
 }
 
 // turns makes a schedule of arrivals, and says how many requests it has.
 func (p *prompts) turns(requests []*lab.Request) (turns []*bench.Turn, total int) {
 	for _, session := range requests {
-		var last *bench.Turn
+		turns = append(turns, p.session(session))
 		for r := session; r != nil; r = r.Next {
-			t := &bench.Turn{At: r.At, Think: r.Think, Call: func(said []bench.Answer) bench.Call { return p.call(r, said) }}
-			if last == nil {
-				turns = append(turns, t)
-			} else {
-				last.Next = t
-			}
-			last = t
 			total++
 		}
 	}
 	return turns, total
+}
+
+// session makes the turns of one session.
+func (p *prompts) session(r *lab.Request) *bench.Turn {
+	if r == nil {
+		return nil
+	}
+	repeated := 0
+	if p.seen != nil {
+		repeated = p.seen.note(r)
+	}
+	return &bench.Turn{At: r.At, Think: r.Think, Next: p.session(r.Next), Call: func(said []bench.Answer) bench.Call {
+		call := p.call(r, said)
+		call.Repeated = repeated
+		return call
+	}}
+}
+
+// beginnings are the beginnings of the prompts so far, as hashes of their runs.
+type beginnings map[uint64]bool
+
+// note returns how many of a prompt's first tokens an earlier one begins with, and
+// remembers this one with its answer.
+func (b *beginnings) note(r *lab.Request) int {
+	h, repeated, known := uint64(0), 0, true
+	for _, run := range append(slices.Clip(r.Runs), r.Answer) {
+		h = draw(run.ID, int(uint32(h)^uint32(h>>32))) + uint64(run.Tokens)
+		if known = known && (*b)[h]; known {
+			repeated += run.Tokens
+		}
+		(*b)[h] = true
+	}
+	return min(repeated, r.Tokens())
 }
 
 // body is a request; the engine must generate exactly as many tokens as the
@@ -48,7 +78,7 @@ type body struct {
 		Usage bool `json:"include_usage"`
 	} `json:"stream_options"`
 	Temperature float64 `json:"temperature"`
-	IgnoreEOS   bool    `json:"ignore_eos"`
+	IgnoreEOS   bool    `json:"ignore_eos,omitempty"`
 	ReturnIDs   bool    `json:"return_token_ids,omitempty"`
 }
 
@@ -58,11 +88,11 @@ type message struct {
 }
 
 func (p *prompts) call(r *lab.Request, said []bench.Answer) bench.Call {
-	b := body{Model: p.model, MaxTokens: r.Answer.Tokens, Stream: true, IgnoreEOS: true}
+	b := body{Model: p.model, MaxTokens: r.Answer.Tokens, Stream: true, IgnoreEOS: !p.mayEnd}
 	b.Options.Usage = true
 	call := bench.Call{Path: "/v1/completions", Keep: r.Next != nil}
 	if p.chat {
-		call.Path, b.Messages = "/v1/chat/completions", messages(r.Runs, said)
+		call.Path, b.Messages = "/v1/chat/completions", messages(p.salted(r.Runs), said)
 	} else {
 		b.Prompt, b.ReturnIDs = p.tokens(r, said), r.Next != nil
 	}
@@ -72,6 +102,18 @@ func (p *prompts) call(r *lab.Request, said []bench.Answer) bench.Call {
 	}
 	call.Body = data
 	return call
+}
+
+// salted returns the runs under other IDs.
+func (p *prompts) salted(runs []lab.Run) []lab.Run {
+	if p.salt == 0 {
+		return runs
+	}
+	out := slices.Clone(runs)
+	for i := range out {
+		out[i].ID += p.salt * 0x9E3779B1 // spread over all IDs
+	}
+	return out
 }
 
 // tokens returns a prompt as a list of token ids.
@@ -85,7 +127,7 @@ func (p *prompts) tokens(r *lab.Request, said []bench.Answer) []byte {
 		list = strconv.AppendUint(list, uint64(id), 10)
 	}
 	answers := 0
-	for _, run := range r.Runs {
+	for _, run := range p.salted(r.Runs) {
 		if run.Generated {
 			if answers++; answers <= len(said) && len(said[answers-1].IDs) > 0 {
 				for _, id := range said[answers-1].IDs {

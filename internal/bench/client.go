@@ -77,7 +77,11 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 type Call struct {
 	Path string // such as /v1/completions
 	Body []byte // JSON; without include_usage the answer's tokens stay unknown
-	Keep bool   // hand out what was generated, for a session's next turn
+	Keep bool   // hand out what was generated, for a session's next turn or for a grader
+	// Repeated is how many of the prompt's first tokens an earlier request of the
+	// schedule begins with; it is copied to the answer.
+	Repeated int
+	Tag      int // copied to the answer, for who sends many at a time
 }
 
 // Failure is the kind of a failure.
@@ -98,18 +102,33 @@ const (
 
 // Answer is what came of a request.
 type Answer struct {
+	At      time.Duration // when it was due after the run's start; set by loops
 	Late    time.Duration // how long after it was due the request was sent; set by [Loop]
 	Sent    time.Time
-	First   time.Duration // from Sent to the first generated token, 0 if there was none
+	First   time.Duration // from Sent to the first generated token of any kind, 0 if there was none
+	Said    time.Duration // to the first one that is not reasoning, 0 if there was none
 	Last    time.Duration // to the last one
 	Took    time.Duration // to the end of the answer
 	Usage   openai.Usage  // zero if the server reported none
 	Replica string        // that answered, by Warmpath's header; "" if nobody said
+	Code    int           // HTTP status, 0 without an answer
 
-	// Text and IDs are what was generated, if Call.Keep asked for it; IDs only if the
-	// server gives them (vLLM: return_token_ids).
-	Text string
-	IDs  []uint32
+	// Gaps are the times between the chunks that carried tokens. A chunk may carry
+	// several tokens, so these are not times between tokens.
+	Gaps []time.Duration
+	// FirstTokens is how many tokens the first such chunk carried, if the server told
+	// (continuous usage, token ids); else 0.
+	FirstTokens int
+	Whole       bool // the server did not stream: the first token came with the last
+	Repeated    int  // of the call
+	Tag         int  // of the call
+
+	// Text, Thought and IDs are what was generated, if Call.Keep asked for it: the
+	// answer, the reasoning before it, and the ids only if the server gives them (vLLM:
+	// return_token_ids).
+	Text, Thought string
+	IDs           []uint32
+	Finish        string // finish_reason, if Call.Keep asked for it
 
 	Failure Failure
 	Err     error // says more about a failure
@@ -118,13 +137,25 @@ type Answer struct {
 // TTFT is the time to first token from when the request was due.
 func (a *Answer) TTFT() time.Duration { return a.Late + a.First }
 
-// TPOT is the mean time between tokens; false when there was no second one or no
-// usage.
+// TPOT is the mean time of a token after those of the first chunk; false when there
+// was none, no usage, or all came at once.
 func (a *Answer) TPOT() (time.Duration, bool) {
-	if a.Usage.Completion < 2 || a.First == 0 {
+	n := a.Usage.Completion - max(1, a.FirstTokens)
+	if n < 1 || a.First == 0 || a.Whole {
 		return 0, false
 	}
-	return (a.Last - a.First) / time.Duration(a.Usage.Completion-1), true
+	return (a.Last - a.First) / time.Duration(n), true
+}
+
+// E2E is the time to the end of the answer from when the request was due.
+func (a *Answer) E2E() time.Duration { return a.Late + a.Took }
+
+// Cause is the kind of the failure, of a status with its number; "" for a success.
+func (a *Answer) Cause() string {
+	if a.Failure == Status {
+		return fmt.Sprintf("status %d", a.Code)
+	}
+	return string(a.Failure)
 }
 
 // failure is an error of a kind.
@@ -148,7 +179,7 @@ func (c *Client) Send(ctx context.Context, call Call) Answer {
 		limited, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
-	a := Answer{Sent: time.Now()}
+	a := Answer{Sent: time.Now(), Repeated: call.Repeated, Tag: call.Tag}
 	err := c.exchange(limited, call, &a)
 	a.Took = time.Since(a.Sent)
 	switch f, _ := errors.AsType[*failure](err); {
@@ -180,6 +211,7 @@ func (c *Client) exchange(ctx context.Context, call Call, a *Answer) error {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	a.Replica = resp.Header.Get("X-Warmpath-Replica")
+	a.Code = resp.StatusCode
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, excerptBytes))
 		return fail(Status, "status %d: %s", resp.StatusCode, text)
@@ -198,12 +230,13 @@ func excerpt(data []byte) []byte { return data[:min(len(data), excerptBytes)] }
 
 // reader reads one answer.
 type reader struct {
-	answer *Answer
-	keep   bool
-	text   strings.Builder
-	now    time.Duration // since the request was sent
-	ended  bool          // the format's closing event was there
-	err    error         // the first failure that an event told
+	answer  *Answer
+	keep    bool
+	text    strings.Builder
+	thought strings.Builder
+	now     time.Duration // since the request was sent
+	ended   bool          // the format's closing event was there
+	err     error         // the first failure that an event told
 }
 
 func (r *reader) stream(body io.Reader) error {
@@ -230,7 +263,7 @@ func (r *reader) whole(body io.Reader) error {
 	data, err := io.ReadAll(body)
 	r.now = time.Since(r.answer.Sent)
 	if err == nil {
-		r.ended = true
+		r.ended, r.answer.Whole = true, true
 		r.note(openai.ParseAnswer(data), data)
 	}
 	return r.end(err)
@@ -241,17 +274,14 @@ func (r *reader) take(data []byte) { r.note(openai.ParseEvent(data), data) }
 
 func (r *reader) note(e openai.Event, data []byte) {
 	a := r.answer
-	if e.Token {
-		if a.First == 0 {
-			a.First = r.now
-		}
-		a.Last = r.now
-		if r.keep {
-			r.collect(data)
-		}
-	}
 	if e.UsageSeen {
 		a.Usage = e.Usage // of several reports the last one counts
+	}
+	if e.Token {
+		r.token(data, e.Usage.Completion)
+	}
+	if r.keep {
+		r.collect(data)
 	}
 	r.ended = r.ended || e.Last
 	switch {
@@ -263,30 +293,75 @@ func (r *reader) note(e openai.Event, data []byte) {
 	}
 }
 
-// collect keeps what an event of chat or completions generated.
-func (r *reader) collect(data []byte) {
-	type said struct {
-		Content string `json:"content"`
+// token takes the times of an event that carries generated tokens; counted is how
+// many the answer had by then, if the event tells.
+func (r *reader) token(data []byte, counted int) {
+	a := r.answer
+	if a.First > 0 {
+		a.Gaps = append(a.Gaps, r.now-a.Last)
 	}
+	if a.Said == 0 {
+		c := parse(data)
+		if a.First == 0 {
+			a.FirstTokens = max(counted, len(c.IDs))
+		}
+		if said := c.Delta.Content + c.Message.Content + c.Text; said != "" || c.Delta.thought()+c.Message.thought() == "" {
+			a.Said = r.now
+		}
+	}
+	if a.First == 0 {
+		a.First = r.now
+	}
+	a.Last = r.now
+}
+
+// said is a piece of a chat's answer. Engines name its reasoning differently.
+type said struct {
+	Content   string `json:"content"`
+	Reasoning string `json:"reasoning"`
+	Older     string `json:"reasoning_content"`
+}
+
+func (s said) thought() string {
+	if s.Reasoning != "" {
+		return s.Reasoning
+	}
+	return s.Older
+}
+
+// piece is the first choice of an event of chat or completions.
+type piece struct {
+	Text    string   `json:"text"`
+	Delta   said     `json:"delta"`
+	Message said     `json:"message"`
+	IDs     []uint32 `json:"token_ids"`
+	Finish  string   `json:"finish_reason"`
+}
+
+func parse(data []byte) piece {
 	var e struct {
-		Choices []struct {
-			Text    string   `json:"text"`
-			Delta   said     `json:"delta"`
-			Message said     `json:"message"`
-			IDs     []uint32 `json:"token_ids"`
-		} `json:"choices"`
+		Choices []piece `json:"choices"`
 	}
 	if json.Unmarshal(data, &e) != nil || len(e.Choices) == 0 {
-		return
+		return piece{}
 	}
-	c := e.Choices[0]
+	return e.Choices[0]
+}
+
+// collect keeps what an event generated.
+func (r *reader) collect(data []byte) {
+	c := parse(data)
 	r.text.WriteString(c.Text + c.Delta.Content + c.Message.Content)
+	r.thought.WriteString(c.Delta.thought() + c.Message.thought())
 	r.answer.IDs = append(r.answer.IDs, c.IDs...)
+	if c.Finish != "" {
+		r.answer.Finish = c.Finish
+	}
 }
 
 // end judges an answer of which no more comes.
 func (r *reader) end(err error) error {
-	r.answer.Text = r.text.String()
+	r.answer.Text, r.answer.Thought = r.text.String(), r.thought.String()
 	switch {
 	case r.err != nil:
 		return r.err

@@ -49,14 +49,14 @@ func (l *Loop) Run(ctx context.Context, turns []*Turn) time.Duration {
 		if !sleepUntil(ctx, due.Add(-lead)) || !l.acquire(ctx) {
 			break
 		}
-		sessions.Go(func() { l.session(ctx, t, due) })
+		sessions.Go(func() { l.session(ctx, t, start, due) })
 	}
 	sessions.Wait()
 	return time.Since(start)
 }
 
 // session sends a turn, for which it has a slot, and those that follow.
-func (l *Loop) session(ctx context.Context, t *Turn, due time.Time) {
+func (l *Loop) session(ctx context.Context, t *Turn, start, due time.Time) {
 	var said []Answer
 	for {
 		call := t.Call(said)
@@ -72,7 +72,7 @@ func (l *Loop) session(ctx context.Context, t *Turn, due time.Time) {
 		}
 		a := l.Send(ctx, call)
 		l.release()
-		a.Late = a.Sent.Sub(due)
+		a.At, a.Late = due.Sub(start), a.Sent.Sub(due)
 		l.done(a, t)
 		if t.Next == nil || a.Failure != None {
 			return
@@ -97,13 +97,82 @@ func (l *Loop) release() { <-l.slots }
 func (l *Loop) done(a Answer, t *Turn) {
 	dropped := 0
 	if a.Failure != None {
-		for n := t.Next; n != nil; n = n.Next {
-			dropped++
-		}
+		dropped = t.following()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.Done(a, dropped)
+}
+
+// Closed sends in a closed loop: a number of users, each of which sends its next
+// request when the answer to its last one has ended. A server that stalls is sent
+// less, so what a closed loop shows is throughput at a concurrency, not what users
+// who come by themselves would wait; use [Loop] for that.
+type Closed struct {
+	Send  func(context.Context, Call) Answer
+	Users int
+	// Next hands out the sessions, one at a time; nil ends the run.
+	Next func() *Turn
+	// Done is as in [Loop].
+	Done func(a Answer, dropped int)
+
+	mu sync.Mutex // serialises Next and Done
+}
+
+// Run sends until Next or ctx ends it and the answers under way have ended. It
+// returns how long that took.
+func (c *Closed) Run(ctx context.Context) time.Duration {
+	start := time.Now()
+	var users sync.WaitGroup
+	for range max(1, c.Users) {
+		users.Go(func() {
+			for t := c.next(ctx); t != nil; t = c.next(ctx) {
+				c.session(ctx, t, start)
+			}
+		})
+	}
+	users.Wait()
+	return time.Since(start)
+}
+
+func (c *Closed) next(ctx context.Context) *Turn {
+	if ctx.Err() != nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.Next()
+}
+
+// session sends a turn and those that follow. A request is due when the user is
+// done thinking, so none is late.
+func (c *Closed) session(ctx context.Context, t *Turn, start time.Time) {
+	var said []Answer
+	for {
+		a := c.Send(ctx, t.Call(said))
+		a.At = a.Sent.Sub(start)
+		dropped := 0
+		if a.Failure != None {
+			dropped = t.following()
+		}
+		c.mu.Lock()
+		c.Done(a, dropped)
+		c.mu.Unlock()
+		if t.Next == nil || a.Failure != None || !sleepUntil(ctx, a.Sent.Add(a.Took+t.Think)) {
+			return
+		}
+		said = append(said, a)
+		t = t.Next
+	}
+}
+
+// following returns how many turns come after this one.
+func (t *Turn) following() int {
+	n := 0
+	for t = t.Next; t != nil; t = t.Next {
+		n++
+	}
+	return n
 }
 
 func sleepUntil(ctx context.Context, at time.Time) bool {

@@ -9,6 +9,8 @@ ADMIN   ?= 127.0.0.1:9090
 RACE    ?= $(if $(shell command -v "$$($(GO) env CC)" 2>/dev/null),-race)
 GOLANGCI ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZ    ?= 10s
+# Two seeds are what docs/lab.md shows; a third takes half as long again.
+LABFLAGS ?= -seeds 2
 CHAOS   ?= 2m
 
 .PHONY: help build run test lint e2e chaos bench lab fuzz clean

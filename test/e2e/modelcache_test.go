@@ -403,8 +403,12 @@ func (s *modelStore) killed(t *testing.T) {
 	s.clear(t)
 	final := filepath.Join(s.cache, "models", "sha256-"+strings.TrimPrefix(s.digests["v1"], "sha256:"))
 	s.throttle.sent.Store(0)
+	most := 20 // KILLS=100 is what docs/modelcache.md shows; make test kills a hundred smaller pulls
+	if n, err := strconv.Atoi(os.Getenv("KILLS")); err == nil && n > 0 {
+		most = n
+	}
 	kills, whole := 0, 0
-	for kills < 100 {
+	for kills < most {
 		cmd := s.command("ensure", "v1")
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out

@@ -156,19 +156,54 @@ func near(t *testing.T, what string, f form, before, after answer) {
 // TestSharedPromptSpreadsAndSessionsStay is many conversations that begin with the
 // same long text: bugs.md D02, which asks for at most 1.5 x the mean on the busiest
 // replica and for 90 % of later turns where their session's first one went.
-// What it measures takes time that other tests may take away, so it may try again.
+// What it measures takes time that other work may take away, so it may try again; on
+// a machine that has none to give it says nothing.
 func TestSharedPromptSpreadsAndSessionsStay(t *testing.T) {
 	const tries = 3
 	for try := 1; ; try++ {
+		late := lateness(t)
 		wrong := sharedPrompt(t)
 		if wrong == "" {
 			return
 		}
-		if try == tries {
-			t.Fatalf("in none of %d tries; in the last %s", tries, wrong)
+		share := late()
+		t.Logf("try %d, %.0f %% of all timers late: %s", try, 100*share, wrong)
+		switch {
+		case try < tries:
+		case share > 0.2:
+			t.Skip("this machine is too busy to say")
+		default:
+			t.Fatalf("in none of %d tries", tries)
 		}
-		t.Logf("try %d: %s", try, wrong)
 	}
+}
+
+// lateness begins to measure how many timers fire 5 ms late or more; what it returns
+// ends that.
+func lateness(t testing.TB) (share func() float64) {
+	stop, done := make(chan struct{}), make(chan float64)
+	go func() {
+		late, all := 0.0, 0.0
+		for {
+			began := time.Now()
+			select {
+			case <-stop:
+				done <- late / max(1, all)
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			if all++; time.Since(began) > 7*time.Millisecond {
+				late++
+			}
+		}
+	}()
+	var once sync.Once
+	end := func() (v float64) {
+		once.Do(func() { close(stop); v = <-done })
+		return v
+	}
+	t.Cleanup(func() { end() })
+	return end
 }
 
 // sharedPrompt returns what was wrong, "" if nothing was.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/warmpath/warmpath/internal/bench"
 	"github.com/warmpath/warmpath/internal/grade"
-	"github.com/warmpath/warmpath/internal/report"
 )
 
 const evalUsage = `usage: bench eval -endpoint URL -model NAME -dataset FILE [flags]
@@ -203,14 +202,7 @@ func eval(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.asJSON {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", " ")
-		err = encoder.Encode(results)
-	} else {
-		err = report.Text(out, results)
-	}
-	if err != nil {
+	if err := show(out, f.asJSON, results); err != nil {
 		return err
 	}
 	return f.judge(results)

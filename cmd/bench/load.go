@@ -18,7 +18,6 @@ import (
 
 	"github.com/warmpath/warmpath/internal/bench"
 	"github.com/warmpath/warmpath/internal/lab"
-	"github.com/warmpath/warmpath/internal/report"
 )
 
 const loadUsage = `usage: bench load -endpoint URL[,URL] -model NAME [flags]
@@ -394,14 +393,7 @@ func (f *loadFlags) run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.asJSON {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", " ")
-		err = encoder.Encode(results)
-	} else {
-		err = report.Text(out, results)
-	}
-	if err != nil {
+	if err := show(out, f.asJSON, results); err != nil {
 		return err
 	}
 	return f.finish(results)

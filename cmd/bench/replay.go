@@ -60,15 +60,7 @@ func (f *replayFlags) parse(args []string) error {
 	fs.StringVar(&f.endpoints, "endpoint", "", "base `URLs` of servers, separated by commas; those joined by + get requests in turn and are one row; required")
 	fs.StringVar(&f.model, "model", "mock", "model `name` to ask for")
 	fs.StringVar(&f.token, "token", "", "bearer `token`")
-	f.header = http.Header{}
-	fs.Func("header", "further `header`, as \"Name: value\"; give it once for each", func(text string) error {
-		name, value, ok := strings.Cut(text, ":")
-		if !ok {
-			return errors.New(`write "Name: value"`)
-		}
-		f.header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
-		return nil
-	})
+	f.header = headerFlag(fs)
 	fs.StringVar(&f.workload, "workload", "chat", "`name` of a generated workload: "+lab.WorkloadNames())
 	fs.StringVar(&f.trace, "trace", "", "`file` of a trace in Mooncake's format (JSON lines, also gzip) instead")
 	fs.StringVar(&f.as, "as", "tokens", "`form` of prompts: tokens (lists of token ids, /v1/completions) or chat (words of about a token each)")

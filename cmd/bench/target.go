@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/internal/bench"
+	"github.com/warmpath/warmpath/internal/report"
 )
 
 // target are the flags that the commands which send requests have in common.
@@ -46,15 +48,7 @@ func (t *target) register(fs *flag.FlagSet) {
 	fs.StringVar(&t.endpoints, "endpoint", "", "base `URL` of a server, with or without /v1; several, separated by commas, where the command says so; required")
 	fs.StringVar(&t.model, "model", "mock", "model `name` to ask for")
 	fs.StringVar(&t.token, "token", "", "bearer `token`")
-	t.header = http.Header{}
-	fs.Func("header", "further `header`, as \"Name: value\"; give it once for each", func(text string) error {
-		name, value, ok := strings.Cut(text, ":")
-		if !ok {
-			return errors.New(`write "Name: value"`)
-		}
-		t.header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
-		return nil
-	})
+	t.header = headerFlag(fs)
 	fs.DurationVar(&t.timeout, "timeout", 10*time.Minute, "`time` that a request may take")
 	fs.StringVar(&t.save, "o", "", "write the results to this `file`, for bench compare and bench report")
 	fs.StringVar(&t.label, "label", "", "`name` of this run in tables; empty is the endpoint")
@@ -70,6 +64,30 @@ func (t *target) register(fs *flag.FlagSet) {
 		}
 		return nil
 	})
+}
+
+// headerFlag is the flag for further headers; what it returns fills as it is parsed.
+func headerFlag(fs *flag.FlagSet) http.Header {
+	header := http.Header{}
+	fs.Func("header", "further `header`, as \"Name: value\"; give it once for each", func(text string) error {
+		name, value, ok := strings.Cut(text, ":")
+		if !ok {
+			return errors.New(`write "Name: value"`)
+		}
+		header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		return nil
+	})
+	return header
+}
+
+// show prints results: as JSON, or for people.
+func show(out io.Writer, asJSON bool, results []*bench.Result) error {
+	if !asJSON {
+		return report.Text(out, results)
+	}
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", " ")
+	return encoder.Encode(results)
 }
 
 // parse reads the arguments and remembers which flags were set, secrets left out.

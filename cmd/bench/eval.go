@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 
@@ -86,76 +83,6 @@ func (f *evalFlags) parse(args []string) error {
 		return errors.New("-endpoint takes one URL here; give the other with -compare")
 	}
 	return nil
-}
-
-// problem is one item of a dataset.
-type problem struct{ question, reference, worked string }
-
-func (f *evalFlags) problems(path string) ([]problem, error) {
-	lines, err := readLines(path)
-	if err != nil {
-		return nil, err
-	}
-	var all []problem
-	for n, line := range lines {
-		var fields map[string]any
-		if err := json.Unmarshal(line, &fields); err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", path, n+1, err)
-		}
-		find := func(name string, usual ...string) string {
-			if name != "" {
-				usual = []string{name}
-			}
-			for _, name := range usual {
-				if v, there := fields[name]; there && v != nil {
-					return strings.TrimSpace(fmt.Sprint(v))
-				}
-			}
-			return ""
-		}
-		p := problem{question: find(f.question, "question", "problem"), reference: find(f.answer, "answer", "solution")}
-		if p.question == "" || p.reference == "" {
-			return nil, fmt.Errorf("%s, line %d: no problem or no reference; name their fields with -question-field and -answer-field", path, n+1)
-		}
-		if p.worked = find("", "solution"); p.worked == "" || f.answer == "solution" {
-			p.worked = p.reference
-		}
-		all = append(all, p)
-	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("%s holds no problem", path)
-	}
-	return all, nil
-}
-
-// asked returns the problems to ask and the examples before each.
-func (f *evalFlags) asked() (items, examples []problem, err error) {
-	if items, err = f.problems(f.dataset); err != nil {
-		return nil, nil, err
-	}
-	if f.template == "" {
-		f.template = mathTemplate
-		if strings.Contains(items[0].reference, "####") {
-			f.template = gsm8kTemplate
-		}
-	}
-	if f.shots > 0 {
-		if f.shotsFile != "" {
-			if examples, err = f.problems(f.shotsFile); err != nil {
-				return nil, nil, err
-			}
-		} else if f.shots < len(items) {
-			items, examples = items[:len(items)-f.shots], items[len(items)-f.shots:]
-		}
-		if len(examples) < f.shots {
-			return nil, nil, fmt.Errorf("there are %d examples for -shots %d", len(examples), f.shots)
-		}
-		examples = examples[:f.shots]
-	}
-	if f.limit > 0 {
-		items = items[:min(f.limit, len(items))]
-	}
-	return items, examples, nil
 }
 
 // call makes the request for a problem.
@@ -450,68 +377,4 @@ func (f *evalFlags) unstable(ctx context.Context, one, two *bench.Client, call b
 		}
 	}
 	return false
-}
-
-// journal keeps the items of a run on disk, so that the next can go on.
-type journal struct {
-	file *os.File
-	err  error
-}
-
-// openJournal opens the i-th server's journal and reads the items that an
-// interrupted run with the same settings left there.
-func (f *evalFlags) openJournal(i int, endpoint string, items, examples []problem, graded []*bench.Graded) (*journal, error) {
-	if f.save == "" {
-		return &journal{}, nil
-	}
-	path := f.save + ".items.jsonl"
-	if i > 0 {
-		path = f.save + ".compare.items.jsonl"
-	}
-	header, err := json.Marshal(map[string]any{"endpoint": endpoint, "first": string(f.call(items[0], examples).Body), "last": string(f.call(items[len(items)-1], examples).Body), "marker": f.marker})
-	if err != nil {
-		return nil, err
-	}
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	lines := bufio.NewScanner(bytes.NewReader(old))
-	lines.Buffer(nil, 64<<20)
-	keep := []byte(string(header) + "\n")
-	if lines.Scan() && !f.again {
-		if !bytes.Equal(lines.Bytes(), header) {
-			return nil, fmt.Errorf("%s is of a run with other settings: give another -o, or -restart", path)
-		}
-		for lines.Scan() {
-			var g bench.Graded
-			if json.Unmarshal(lines.Bytes(), &g) != nil || g.Index < 0 || g.Index >= len(graded) {
-				continue // a line that was cut off
-			}
-			graded[g.Index] = &g
-			keep = append(append(keep, lines.Bytes()...), '\n')
-		}
-	}
-	if err := os.WriteFile(path, keep, 0o644); err != nil {
-		return nil, err
-	}
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0o644)
-	return &journal{file: file}, err
-}
-
-func (j *journal) add(g *bench.Graded) {
-	if j.file == nil || j.err != nil {
-		return
-	}
-	line, err := json.Marshal(g)
-	if err == nil {
-		_, err = j.file.Write(append(line, '\n'))
-	}
-	j.err = err
-}
-
-func (j *journal) close() {
-	if j.file != nil {
-		_ = j.file.Close()
-	}
 }

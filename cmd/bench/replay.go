@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"os/signal"
 	"slices"
@@ -41,11 +39,10 @@ Flags:
 
 // replayFlags are the settings of bench replay.
 type replayFlags struct {
-	endpoints, model, token     string
-	header                      http.Header
+	servers
 	workload, trace, as         string
 	load, scale                 float64
-	span, timeout, slo          time.Duration
+	span, slo                   time.Duration
 	limit, vocabulary, inFlight int
 	seed                        uint64
 	simulate, engine            string
@@ -57,10 +54,7 @@ type replayFlags struct {
 func (f *replayFlags) parse(args []string) error {
 	fs := flag.NewFlagSet("bench replay", flag.ContinueOnError)
 	fs.Usage = func() { _, _ = io.WriteString(fs.Output(), replayUsage); fs.PrintDefaults() }
-	fs.StringVar(&f.endpoints, "endpoint", "", "base `URLs` of servers, separated by commas; those joined by + get requests in turn and are one row; required")
-	fs.StringVar(&f.model, "model", "mock", "model `name` to ask for")
-	fs.StringVar(&f.token, "token", "", "bearer `token`")
-	f.header = headerFlag(fs)
+	f.register(fs, "base `URLs` of servers, separated by commas; those joined by + get requests in turn and are one row")
 	fs.StringVar(&f.workload, "workload", "chat", "`name` of a generated workload: "+lab.WorkloadNames())
 	fs.StringVar(&f.trace, "trace", "", "`file` of a trace in Mooncake's format (JSON lines, also gzip) instead")
 	fs.StringVar(&f.as, "as", "tokens", "`form` of prompts: tokens (lists of token ids, /v1/completions) or chat (words of about a token each)")
@@ -70,7 +64,6 @@ func (f *replayFlags) parse(args []string) error {
 	fs.Float64Var(&f.scale, "time-scale", 1, "stretch arrivals and think times by this `factor`: 2 is half as fast")
 	fs.IntVar(&f.limit, "limit", 0, "send at most this `number` of requests, the first to arrive; 0 is all")
 	fs.IntVar(&f.inFlight, "in-flight", 4096, "most `requests` under way; what has to wait for room is sent late and counted so")
-	fs.DurationVar(&f.timeout, "timeout", 10*time.Minute, "`time` that a request may take")
 	fs.Uint64Var(&f.seed, "seed", 1, "of arrivals, as in bench simulate")
 	fs.DurationVar(&f.slo, "slo", time.Second, "time to first token to be kept, before it is stretched")
 	fs.StringVar(&f.simulate, "simulate", "", "also simulate the same requests, stretched alike, under the policies of these `names`")
@@ -81,9 +74,10 @@ func (f *replayFlags) parse(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
+	if err := f.check(fs); err != nil {
+		return err
+	}
 	switch {
-	case f.endpoints == "":
-		return errors.New("-endpoint is missing: give the base URL of a server, such as http://127.0.0.1:8080")
 	case f.load <= 0 || f.scale <= 0:
 		return fmt.Errorf("-load is %v, -time-scale %v: both must be above 0", f.load, f.scale)
 	case f.as != "tokens" && f.as != "chat":
@@ -100,8 +94,6 @@ func (f *replayFlags) parse(args []string) error {
 		return fmt.Errorf("-span must be above 0, not %v", f.span)
 	case f.slo <= 0:
 		return fmt.Errorf("-slo must be above 0, not %v", f.slo)
-	case f.timeout <= 0:
-		return fmt.Errorf("-timeout must be above 0, not %v", f.timeout)
 	}
 	if _, ok := lab.Engines()[f.engine]; !ok && f.engine != "" {
 		return noEngine(f.engine) // before all is sent, not behind it
@@ -224,7 +216,7 @@ func stretch(d time.Duration, scale float64) time.Duration {
 func (f *replayFlags) send(ctx context.Context, w lab.Workload, endpoint string) (*replayed, error) {
 	var clients []*bench.Client
 	for url := range strings.SplitSeq(endpoint, "+") {
-		client, err := bench.New(bench.Config{Endpoint: url, Token: f.token, Header: f.header, Timeout: f.timeout})
+		client, err := f.client(url)
 		if err != nil {
 			return nil, err
 		}

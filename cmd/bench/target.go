@@ -19,16 +19,48 @@ import (
 	"github.com/warmpath/warmpath/internal/report"
 )
 
-// target are the flags that the commands which send requests have in common.
-type target struct {
+// servers are the flags that say whom to ask, and for what.
+type servers struct {
 	endpoints, model, token string
 	header                  http.Header
 	timeout                 time.Duration
-	save, label, engines    string
-	starts                  []float64
-	memory                  float64
-	said                    *os.File // progress and warnings
-	set                     map[string]any
+}
+
+// register adds the flags; endpoint is the help of the first.
+func (s *servers) register(fs *flag.FlagSet, endpoint string) {
+	fs.StringVar(&s.endpoints, "endpoint", "", endpoint+"; required")
+	fs.StringVar(&s.model, "model", "mock", "model `name` to ask for")
+	fs.StringVar(&s.token, "token", "", "bearer `token`")
+	s.header = headerFlag(fs)
+	fs.DurationVar(&s.timeout, "timeout", 10*time.Minute, "`time` that a request may take")
+}
+
+// check looks at what was parsed.
+func (s *servers) check(fs *flag.FlagSet) error {
+	switch {
+	case fs.NArg() > 0:
+		return fmt.Errorf("%q is no flag: %s -h lists them", fs.Arg(0), fs.Name())
+	case s.endpoints == "":
+		return errors.New("-endpoint is missing: give the base URL of a server, such as http://127.0.0.1:8080")
+	case s.timeout <= 0:
+		return fmt.Errorf("-timeout must be above 0, not %v", s.timeout)
+	}
+	return nil
+}
+
+// client returns a client of one of the endpoints.
+func (s *servers) client(endpoint string) (*bench.Client, error) {
+	return bench.New(bench.Config{Endpoint: endpoint, Token: s.token, Header: s.header, Timeout: s.timeout})
+}
+
+// target are the flags of the commands that measure servers and keep results.
+type target struct {
+	servers
+	save, label, engines string
+	starts               []float64
+	memory               float64
+	said                 *os.File // progress and warnings
+	set                  map[string]any
 }
 
 // flagsOf returns the flags of a command whose help begins with a text.
@@ -45,11 +77,7 @@ func (t *target) register(fs *flag.FlagSet) {
 	if t.said == nil {
 		t.said = os.Stderr
 	}
-	fs.StringVar(&t.endpoints, "endpoint", "", "base `URL` of a server, with or without /v1; several, separated by commas, where the command says so; required")
-	fs.StringVar(&t.model, "model", "mock", "model `name` to ask for")
-	fs.StringVar(&t.token, "token", "", "bearer `token`")
-	t.header = headerFlag(fs)
-	fs.DurationVar(&t.timeout, "timeout", 10*time.Minute, "`time` that a request may take")
+	t.servers.register(fs, "base `URL` of a server, with or without /v1; several, separated by commas, where the command says so")
 	fs.StringVar(&t.save, "o", "", "write the results to this `file`, for bench compare and bench report")
 	fs.StringVar(&t.label, "label", "", "`name` of this run in tables; empty is the endpoint")
 	fs.StringVar(&t.engines, "engine", "", "also read the /metrics of the vLLM engines at these base `URLs`, separated by commas")
@@ -95,11 +123,8 @@ func (t *target) parse(fs *flag.FlagSet, args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("%q is no flag: %s -h lists them", fs.Arg(0), fs.Name())
-	}
-	if t.endpoints == "" {
-		return errors.New("-endpoint is missing: give the base URL of a server, such as http://127.0.0.1:8080")
+	if err := t.check(fs); err != nil {
+		return err
 	}
 	t.set = map[string]any{}
 	fs.Visit(func(f *flag.Flag) {
@@ -108,11 +133,6 @@ func (t *target) parse(fs *flag.FlagSet, args []string) error {
 		}
 	})
 	return nil
-}
-
-// client returns a client of one of the endpoints.
-func (t *target) client(endpoint string) (*bench.Client, error) {
-	return bench.New(bench.Config{Endpoint: endpoint, Token: t.token, Header: t.header, Timeout: t.timeout})
 }
 
 // watch reads the engines' metrics beside a run, if there are any; stop returns

@@ -77,7 +77,7 @@ func (m *meter) take(piece []byte) {
 
 // event reads an event of a stream.
 func (m *meter) event(data []byte) {
-	if !m.firstToken.IsZero() && !openai.Notable(data) {
+	if !m.firstToken.IsZero() && openai.Plain(data) {
 		m.lastOne = m.now
 		m.events++
 		return

@@ -224,7 +224,7 @@ func (m *meter) record(x *exchange, now time.Time) {
 func (m *meter) recordGap(t *metrics.Target) {
 	g := &m.gap
 	for reason, tokens := range [...]int{
-		metrics.GapNew: g.New, metrics.GapElsewhere: g.Elsewhere, metrics.GapEvicted: g.Evicted, metrics.GapUnknown: g.Unknown, metrics.GapMismatch: g.Mismatch,
+		metrics.GapNew: g.New, metrics.GapElsewhere: g.Elsewhere, metrics.GapRestart: g.Restart, metrics.GapEvicted: g.Evicted, metrics.GapUnknown: g.Unknown, metrics.GapMismatch: g.Mismatch,
 	} {
 		t.Gap[reason].Add(float64(tokens))
 	}

@@ -127,6 +127,7 @@ type Replica struct {
 	CacheUsage    float64  `json:"engine_cache_usage"`
 	Prompt        float64  `json:"engine_prompt_tokens"`
 	Cached        float64  `json:"engine_cached_tokens"` // of the prompt tokens
+	WindowGap     *float64 `json:"window_gap,omitempty"` // see warmpath_window_gap_ratio
 }
 
 // drain is POST /replicas/{id}/drain and /replicas/{id}/undrain; an id may have
@@ -168,6 +169,9 @@ func (a *Admin) list() []Replica {
 			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, State: r.State(), Draining: r.Draining(), Models: []string{},
 			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,
 			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage, Prompt: f.Prompt, Cached: f.Cached,
+		}
+		if s.Windowed {
+			v.WindowGap = &s.WindowGap
 		}
 		if r.Rank >= 0 {
 			v.Rank = &r.Rank

@@ -414,6 +414,20 @@ func (x *Index) Surplus(s int, blocks int) {
 	t.capacity = max(t.capacity, min(t.nominal, t.capacity+int64(blocks)))
 }
 
+// Resize takes evidence of many requests together: below 1, that slot s held but so
+// much of what was believed, and has no room for more; above 1, that it has room for
+// so many times more. It stays within an eighth of what the slot tells and four times that.
+func (x *Index) Resize(s int, times float64) {
+	x.grow(s)
+	t := &x.slots[s]
+	blocks := t.capacity + 1
+	if times < 1 {
+		blocks = min(t.capacity, t.used)
+	}
+	t.capacity = max(1, t.nominal/8, min(4*t.nominal, int64(float64(blocks)*times)))
+	x.evict(t)
+}
+
 // TokensAt returns how many tokens there are up to a cut of c, and whether an engine
 // has counted just these; 0 if the cut is not known.
 func (x *Index) TokensAt(c *Chain, cut int32) (tokens int, exact bool) {

@@ -112,6 +112,7 @@ func (l *Lease) confirm() {
 	if l.emptied() {
 		return
 	}
+	l.slot.window.count(l)
 	m := r.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
 		c := &l.req.Prompt.Chains[i]
@@ -240,6 +241,7 @@ func (l *Lease) learn(o *Outcome) {
 	}
 	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
 	if o.CachedKnown && !l.req.NoCache {
+		l.slot.window.told += float64(l.tokens)
 		l.compare(o, m, c)
 	}
 }

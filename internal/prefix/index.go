@@ -67,8 +67,8 @@ type slot struct {
 	generation uint16
 	block      int32 // tokens in an engine block
 	nominal    int64 // blocks the engine says it has
-	capacity       int64 // blocks it is believed to have for prefixes
-	pinned         int64 // of these, held by what requests under way have beyond whole blocks
+	capacity   int64 // blocks it is believed to have for prefixes
+	pinned     int64 // of these, held by what requests under way have beyond whole blocks
 }
 
 // lru is a list of a slot's segments by their last use, and the blocks they take.

@@ -72,12 +72,28 @@ func (a *Admin) private(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, _ := net.SplitHostPort(r.RemoteAddr)
 		ip := net.ParseIP(host)
-		if ip != nil && ip.IsLoopback() || a.knows(r.Header.Get("Authorization")) {
+		switch {
+		case a.knows(r.Header.Get("Authorization")):
+			r.Header.Del("Authorization") // it is no client's
 			next.ServeHTTP(w, r)
-			return
+		case ip == nil || !ip.IsLoopback():
+			http.Error(w, "only from this host, or with the token that admin_token sets", http.StatusForbidden)
+		case !namesItself(r.Host):
+			http.Error(w, "from this host only by 127.0.0.1, [::1] or localhost: another name may be that of a page in a browser, rebound to this address", http.StatusForbidden)
+		default:
+			next.ServeHTTP(w, r)
 		}
-		http.Error(w, "only from this host, or with the token that admin_token sets", http.StatusForbidden)
 	})
+}
+
+// namesItself reports whether a Host header is one that no other site's page can
+// have, whatever its name resolves to: an address or localhost.
+func namesItself(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = strings.Trim(hostport, "[]")
+	}
+	return strings.EqualFold(host, "localhost") || net.ParseIP(host) != nil
 }
 
 // knows compares in a time that tells neither the token nor its length.
@@ -111,6 +127,7 @@ type Replica struct {
 	CacheUsage    float64  `json:"engine_cache_usage"`
 	Prompt        float64  `json:"engine_prompt_tokens"`
 	Cached        float64  `json:"engine_cached_tokens"` // of the prompt tokens
+	WindowGap     *float64 `json:"window_gap,omitempty"` // see warmpath_window_gap_ratio
 }
 
 // drain is POST /replicas/{id}/drain and /replicas/{id}/undrain; an id may have
@@ -152,6 +169,9 @@ func (a *Admin) list() []Replica {
 			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, State: r.State(), Draining: r.Draining(), Models: []string{},
 			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,
 			HeldBlocks: s.HeldBlocks, Capacity: s.Capacity, BlockSize: f.BlockSize, Blocks: f.Blocks, Running: f.Running, Waiting: f.Waiting, CacheUsage: f.Usage, Prompt: f.Prompt, Cached: f.Cached,
+		}
+		if s.Windowed {
+			v.WindowGap = &s.WindowGap
 		}
 		if r.Rank >= 0 {
 			v.Rank = &r.Rank

@@ -40,9 +40,12 @@ func send(t *testing.T, method string, a *admin.Admin, from, path string, header
 		a.Ready = func() bool { return true }
 	}
 	r := httptest.NewRequest(method, path, nil)
-	r.RemoteAddr = from
+	r.RemoteAddr, r.Host = from, "127.0.0.1:9090"
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
+		if header[i] == "Host" {
+			r.Host = header[i+1]
+		}
 	}
 	w := httptest.NewRecorder()
 	a.Handler().ServeHTTP(w, r)
@@ -71,6 +74,13 @@ func TestProfilesAreForThisHostOrTheToken(t *testing.T) {
 	f("outside with the token", "secret", outside, 200, "Authorization", "Bearer secret")
 	f("outside that says it is this host", "", outside, 403, "X-Forwarded-For", "127.0.0.1", "X-Real-Ip", "127.0.0.1")
 	f("no address", "", "", 403)
+	for _, host := range []string{"localhost", "localhost:9090", "127.0.0.1", "[::1]:9090", "[::1]", "127.1.2.3:80"} {
+		f("this host as "+host, "", "127.0.0.1:1234", 200, "Host", host)
+	}
+	for _, host := range []string{"rebound.example", "rebound.example:9090", "127.0.0.1.rebound.example", "localhost.rebound.example:9090", ""} {
+		f("a page that was rebound to this host as "+host, "secret", "127.0.0.1:1234", 403, "Host", host)
+		f("by the token as "+host, "secret", "127.0.0.1:1234", 200, "Host", host, "Authorization", "Bearer secret")
+	}
 }
 
 func TestDrainingIsForThisHostOrTheToken(t *testing.T) {
@@ -87,6 +97,8 @@ func TestDrainingIsForThisHostOrTheToken(t *testing.T) {
 	f(outside, 403, "Authorization", "Bearer wrong")
 	f(outside, 204, "Authorization", "Bearer secret")
 	f("127.0.0.1:1234", 403, "Origin", "http://elsewhere.example")
+	f("127.0.0.1:1234", 403, "Sec-Fetch-Site", "cross-site")
+	f("127.0.0.1:1234", 403, "Host", "rebound.example", "Origin", "http://rebound.example", "Sec-Fetch-Site", "same-origin")
 }
 
 func TestFlagsAreNotShown(t *testing.T) {

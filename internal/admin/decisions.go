@@ -113,21 +113,14 @@ func (a *Admin) decisions(w http.ResponseWriter, r *http.Request) {
 	a.render(w, "decisions", list)
 }
 
-// explain is POST /explain?path=/v1/chat/completions&policy=… with a request as a
-// client would send it; a form sends it as its field "request".
+// explain is POST /explain?path=/v1/chat/completions&policy=…&key=… with a request as
+// a client would send it; a form sends it as its field "request", and these as others.
 func (a *Admin) explain(w http.ResponseWriter, r *http.Request) {
 	form := strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded")
-	path := r.URL.Query().Get("path")
 	if form {
-		r.Body = http.MaxBytesReader(w, r.Body, 8<<20)
-		text := r.PostFormValue("request")
-		asked := r.Clone(r.Context())
-		asked.Body = http.NoBody
-		if text != "" {
-			asked.Body = readCloser(text)
-		}
-		r = asked
+		r = unform(w, r)
 	}
+	path := r.URL.Query().Get("path")
 	if path == "" {
 		path = "/v1/chat/completions"
 	}
@@ -151,6 +144,21 @@ func (a *Admin) explain(w http.ResponseWriter, r *http.Request) {
 		}
 		a.render(w, "explain", v)
 	}
+}
+
+// unform returns the request that a form stands for.
+func unform(w http.ResponseWriter, r *http.Request) *http.Request {
+	r.Body = http.MaxBytesReader(w, r.Body, 8<<20)
+	text := r.PostFormValue("request")
+	asked, query := r.Clone(r.Context()), r.URL.Query()
+	for _, name := range [...]string{"path", "policy", "key"} {
+		if v := r.PostForm.Get(name); v != "" {
+			query.Set(name, v)
+		}
+	}
+	asked.URL.RawQuery = query.Encode()
+	asked.Body = readCloser(text)
+	return asked
 }
 
 // explained is what the page of /explain shows.

@@ -30,9 +30,10 @@ type sample map[string]reading
 
 // reading is one replica's: TTFT's cumulative buckets over all models, and tokens.
 type reading struct {
-	bounds         []float64
-	counts         []uint64
-	prompt, cached float64
+	bounds                    []float64
+	counts                    []uint64
+	prompt, predicted, cached float64
+	gap                       map[string]float64 // by reason
 }
 
 // Run samples until ctx ends.
@@ -85,8 +86,15 @@ func read(g prometheus.Gatherer) sample {
 				r.add(m.GetHistogram())
 			case "warmpath_prompt_tokens_total":
 				r.prompt += m.GetCounter().GetValue()
+			case "warmpath_predicted_tokens_total":
+				r.predicted += m.GetCounter().GetValue()
 			case "warmpath_cached_tokens_total":
 				r.cached += m.GetCounter().GetValue()
+			case "warmpath_gap_tokens_total":
+				if r.gap == nil {
+					r.gap = map[string]float64{}
+				}
+				r.gap[label(m, "reason")] += m.GetCounter().GetValue()
 			default:
 				continue
 			}
@@ -117,6 +125,24 @@ func (r *reading) add(h *dto.Histogram) {
 		r.counts[i] += b.GetCumulativeCount()
 	}
 	r.counts[len(h.Bucket)] += h.GetSampleCount()
+}
+
+// total returns all replicas' readings as one.
+func (s sample) total() (t reading) {
+	t.gap = map[string]float64{}
+	for _, r := range s {
+		if t.counts == nil && r.counts != nil {
+			t.bounds, t.counts = r.bounds, make([]uint64, len(r.counts))
+		}
+		for i, n := range r.counts {
+			t.counts[i] += n
+		}
+		t.prompt, t.predicted, t.cached = t.prompt+r.prompt, t.predicted+r.predicted, t.cached+r.cached
+		for reason, n := range r.gap {
+			t.gap[reason] += n
+		}
+	}
+	return t
 }
 
 // quantile returns the q-quantile of what came between two readings, in seconds, by

@@ -35,8 +35,9 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 		}
 		return fmt.Sprint(*v)
 	},
-	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
-	"color": func(i int) string { return fmt.Sprintf("hsl(%d 65%% 42%%)", i*137%360) },
+	"minutes": func(d time.Duration) string { return fmt.Sprintf("%.3g min", d.Minutes()) },
+	"clock":   func(t time.Time) string { return t.Format("15:04:05.000") },
+	"color":   func(i int) string { return fmt.Sprintf("hsl(%d 65%% 42%%)", i*137%360) },
 }).Parse(pageText))
 
 // Glance is one replica on the first page: its entry of /replicas and the last minute.
@@ -48,8 +49,22 @@ type Glance struct {
 	Curve   []float64 `json:"ttft_p95_curve"` // of the last ten minutes, a value each 5 s, -1 for none
 }
 
+// Fleet is all replicas together.
+type Fleet struct {
+	Replicas  int                `json:"replicas"`
+	Ready     int                `json:"ready"`
+	InFlight  int                `json:"in_flight"`
+	Pending   int                `json:"pending_tokens"`
+	P50       *float64           `json:"ttft_p50_seconds,omitempty"` // of the last minute
+	P95       *float64           `json:"ttft_p95_seconds,omitempty"`
+	HitRate   *float64           `json:"hit_rate,omitempty"`           // of the prompt tokens since the gateway's start
+	Predicted *float64           `json:"predicted_hit_rate,omitempty"` // what was predicted of it
+	Gap       map[string]float64 `json:"gap"`                          // prompt tokens since then, by reason of the gap
+}
+
 // overview is the first page.
 type overview struct {
+	Fleet     Fleet      `json:"fleet"`
 	Replicas  []Glance   `json:"replicas"`
 	Decisions []Decision `json:"decisions"`
 	Ready     bool       `json:"ready"`
@@ -61,12 +76,15 @@ func (a *Admin) overview(w http.ResponseWriter, r *http.Request) {
 	now := read(a.Gatherer)
 	list := a.history.list(now)
 	o := overview{Replicas: []Glance{}, Decisions: a.lastDecisions(20, ""), Ready: a.Ready(), At: time.Now()}
+	earlier := sample{} // since the start
+	if len(list) > window {
+		earlier = list[len(list)-1-window]
+	}
+	o.Fleet = fleet(earlier.total(), now.total())
 	for _, rep := range a.list() {
 		g := Glance{Replica: rep, Curve: curve(list, rep.ID)}
-		last, before := now[rep.ID], list[max(0, len(list)-1-window)][rep.ID]
-		if len(list) <= window {
-			before = reading{} // since the start
-		}
+		last, before := now[rep.ID], earlier[rep.ID]
+		o.Fleet.add(rep)
 		g.P50, g.P95 = number(quantile(.5, before, last)), number(quantile(.95, before, last))
 		if last.prompt > 0 {
 			g.HitRate = number(last.cached / last.prompt)
@@ -81,6 +99,40 @@ func (a *Admin) overview(w http.ResponseWriter, r *http.Request) {
 	a.render(w, "overview", o)
 }
 
+func fleet(before, now reading) Fleet {
+	f := Fleet{P50: number(quantile(.5, before, now)), P95: number(quantile(.95, before, now)), Gap: now.gap}
+	if now.prompt > 0 {
+		f.HitRate, f.Predicted = number(now.cached/now.prompt), number(now.predicted/now.prompt)
+	}
+	return f
+}
+
+func (f *Fleet) add(r Replica) {
+	f.Replicas++
+	if r.Ready {
+		f.Ready++
+	}
+	f.InFlight += r.InFlight
+	f.Pending += r.PendingTokens
+}
+
+// Computed returns why prompt tokens were computed, in shares of those that were.
+func (f Fleet) Computed() string {
+	var parts []string
+	sum := 0.0
+	for reason, n := range f.Gap {
+		if reason != "unknown" { // those were cached
+			sum += n
+		}
+	}
+	for _, reason := range [...]string{"new", "elsewhere", "restart", "evicted", "mismatch"} {
+		if n := f.Gap[reason]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %.0f %%", reason, 100*n/sum))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 func number(v float64) *float64 {
 	if math.IsNaN(v) {
 		return nil
@@ -91,10 +143,14 @@ func number(v float64) *float64 {
 // chart is a drawing of TTFT P95 per replica, 600 by 160.
 type chart struct {
 	Top   float64 // seconds
-	Lines []line
+	Span  time.Duration
+	Lines []curveLine
 }
 
-type line struct {
+// Half returns what is in the middle of the chart.
+func (c *chart) Half() float64 { return c.Top / 2 }
+
+type curveLine struct {
 	ID     string
 	Points string
 }
@@ -103,21 +159,24 @@ type line struct {
 const maxLines = 16
 
 func draw(list []Glance) *chart {
-	c := &chart{Top: .01}
+	c, points := &chart{Top: .01}, window // at least a minute wide
 	for _, g := range list {
+		points = max(points, len(g.Curve)-1)
 		for _, v := range g.Curve {
 			c.Top = max(c.Top, v)
 		}
 	}
+	c.Top *= 1.1
+	c.Span = time.Duration(points) * sampleEvery
 	for _, g := range list {
-		var points strings.Builder
+		var line strings.Builder
 		for i, v := range g.Curve {
 			if v >= 0 {
-				fmt.Fprintf(&points, "%.1f,%.1f ", 600-float64(len(g.Curve)-1-i)*600/samples, 155-150*v/c.Top)
+				fmt.Fprintf(&line, "%.1f,%.1f ", 600-float64(len(g.Curve)-1-i)*600/float64(points), 160-160*v/c.Top)
 			}
 		}
-		if points.Len() > 0 && len(c.Lines) < maxLines {
-			c.Lines = append(c.Lines, line{ID: g.ID, Points: points.String()})
+		if line.Len() > 0 && len(c.Lines) < maxLines {
+			c.Lines = append(c.Lines, curveLine{ID: g.ID, Points: line.String()})
 		}
 	}
 	return c

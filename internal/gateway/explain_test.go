@@ -12,13 +12,72 @@ import (
 )
 
 // explain posts a request to /explain.
-func (g *gate) explain(query, body string) answer {
+func (g *gate) explain(query, body string, header ...string) answer {
 	g.t.Helper()
-	resp, err := g.client.Post(g.AdminAddr()+"/explain"+query, "application/json", strings.NewReader(body))
+	r, err := http.NewRequestWithContext(g.t.Context(), http.MethodPost, g.AdminAddr()+"/explain"+query, strings.NewReader(body))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	resp, err := g.client.Do(r)
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	return whole(resp)
+}
+
+// TestExplainKnowsKeysAndSalts explains what each of two keys has sent: the same
+// prompt, which their salts make two.
+func TestExplainKnowsKeysAndSalts(t *testing.T) {
+	_, urls := mocks(t, 1, nil)
+	g := start(t, func(c *config.Config) {
+		c.Replica.WarmUp, c.AdminToken = false, "operator-0123456789"
+		c.Auth.KeysFile = keysFile(t, [3]string{"team-a", keyA, ", cache_salt: pepper"}, [3]string{"team-b", keyB, ", cache_salt: thyme"}, [3]string{"plain", keyA + "2"})
+	}, urls...)
+	for _, form := range forms() {
+		if form.name == "completions of a batch" {
+			continue
+		}
+		t.Run(form.name, func(t *testing.T) {
+			body := form.body(form.name + words(1, 8000))
+			salted := strings.TrimSuffix(strings.TrimSpace(body), "}") + `,"cache_salt":"own"}`
+			path := "?path=" + form.path
+			f := func(what, query, body string, cached bool, header ...string) {
+				t.Helper()
+				a := g.explain(query, body, header...)
+				if a.status != http.StatusOK {
+					t.Fatalf("%s: %d %s", what, a.status, a.body)
+				}
+				if n := parse(t, a.body).number("predicted_tokens"); (n > 1000) != cached {
+					t.Errorf("%s: %v tokens are predicted", what, n)
+				}
+			}
+			g.must(form.path, body, "Authorization", "Bearer "+keyA)
+			g.idle()
+			f("the same key", path, body, true, "Authorization", "Bearer "+keyA)
+			f("the same key in another header", path, body, true, "X-Api-Key", keyA)
+			f("beside the operator's token", path, body, true, "Authorization", "Bearer operator-0123456789", "X-Api-Key", keyA)
+			f("the same key by its name", path+"&key=team-a", body, true)
+			f("another key", path, body, false, "Authorization", "Bearer "+keyB)
+			f("one without a salt", path+"&key=plain", body, false)
+			f("no key", path, body, false)
+			f("a salt of the client's own", path, salted, false, "Authorization", "Bearer "+keyA)
+			g.must(form.path, salted, "Authorization", "Bearer "+keyB)
+			g.idle()
+			f("the same one", path, salted, true, "Authorization", "Bearer "+keyA) // whoever sent it
+		})
+	}
+	body := forms()[0].body("x")
+	for query, header := range map[string]string{"?key=team-c": "", "?": "Bearer " + keyA + "x"} {
+		if a := g.explain(query, body, "Authorization", header); a.status != http.StatusUnprocessableEntity || !strings.Contains(a.body, "key") {
+			t.Errorf("%s %s: %d %s", query, header, a.status, a.body)
+		}
+	}
+	if n := g.metric("warmpath_key_inflight"); n != 0 {
+		t.Errorf("%v requests are counted on the keys", n)
+	}
 }
 
 func TestExplainTellsWhereARequestGoes(t *testing.T) {

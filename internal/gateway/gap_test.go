@@ -22,7 +22,7 @@ import (
 func (g *gate) gaps() map[string]float64 {
 	g.t.Helper()
 	m := map[string]float64{}
-	for _, reason := range []string{"new", "elsewhere", "evicted", "unknown", "mismatch"} {
+	for _, reason := range []string{"new", "elsewhere", "restart", "evicted", "unknown", "mismatch"} {
 		m[reason] = g.metric("warmpath_gap_tokens_total", "reason", reason)
 	}
 	return m
@@ -32,7 +32,7 @@ func (g *gate) gaps() map[string]float64 {
 func (g *gate) addsUp() {
 	g.t.Helper()
 	m := g.gaps()
-	all := m["new"] + m["elsewhere"] + m["evicted"] + m["mismatch"] + g.metric("warmpath_cached_tokens_total")
+	all := m["new"] + m["elsewhere"] + m["restart"] + m["evicted"] + m["mismatch"] + g.metric("warmpath_cached_tokens_total")
 	if prompt := g.metric("warmpath_prompt_tokens_total"); all != prompt {
 		g.t.Errorf("%v of %v prompt tokens are accounted for: %v", all, prompt, m)
 	}
@@ -114,7 +114,7 @@ func TestGapsHaveReasons(t *testing.T) {
 		}
 		g.addsUp()
 	})
-	t.Run("a restart makes all of it new", func(t *testing.T) {
+	t.Run("a restart", func(t *testing.T) {
 		m := newMock(t, nil)
 		g := start(t, func(c *config.Config) { quiet(c); c.Replica.ScrapeInterval = 50 * time.Millisecond }, m.url)
 		g.must(chatPath, body(words(1, 8000)))
@@ -128,6 +128,10 @@ func TestGapsHaveReasons(t *testing.T) {
 		eventually(t, "the restart is noticed", func() bool { return g.metric("warmpath_index_blocks") == 0 && g.metric("warmpath_replica_up") == 1 })
 		before := g.gaps()
 		g.must(chatPath, body(words(1, 8000)))
+		g.idle()
+		g.rose(before, "restart", 1500)
+		before = g.gaps()
+		g.must(chatPath, body(words(2, 8000))) // that one never held
 		g.idle()
 		g.rose(before, "new", 1500)
 	})

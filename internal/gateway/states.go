@@ -30,6 +30,7 @@ var (
 	replicaPendingTokens = describe("warmpath_replica_pending_tokens", "Uncached prompt tokens given to the replica and not prefilled yet.", "replica")
 	replicaPace          = describe("warmpath_replica_pace", "Learned time of the replica for a second of reference prefill work.", "replica")
 	indexBlocks          = describe("warmpath_index_blocks", "KV blocks that the replica is believed to hold.", "replica")
+	windowGap            = describe("warmpath_window_gap_ratio", "Share of the tokens predicted to be cached that the engine's counters did not show.", "replica")
 	inFlight             = describe("warmpath_inflight", "Requests under way.")
 	bufferedBytes        = describe("warmpath_buffered_bytes", "Bytes of the bodies of requests under way.")
 	clientConnections    = describe("warmpath_client_connections", "Connections of clients that are open.")
@@ -42,7 +43,7 @@ var (
 
 // Describe sends the descriptions.
 func (s *states) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget, keyInFlight, keyPendingTokens} {
+	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, windowGap, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget, keyInFlight, keyPendingTokens} {
 		ch <- d
 	}
 }
@@ -70,6 +71,9 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 		gauge(replicaPendingTokens, float64(st.PendingTokens), id)
 		gauge(replicaPace, st.Pace, id)
 		gauge(indexBlocks, float64(st.HeldBlocks), id)
+		if st.Windowed {
+			gauge(windowGap, st.WindowGap, id)
+		}
 	}
 	load := s.proxy.Load()
 	gauge(inFlight, float64(load.InFlight))

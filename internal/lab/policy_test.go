@@ -305,3 +305,18 @@ func TestTheOracleSeesTheEngines(t *testing.T) {
 		t.Error("the queue before the cached prompt is longer than computing it elsewhere")
 	}
 }
+
+// TestCountersFindTheCapacityThatAnswersDoNotTell: caches have a quarter of what they
+// say, and no answer tells what was cached. What is believed comes down window by window.
+func TestCountersFindTheCapacityThatAnswersDoNotTell(t *testing.T) {
+	t.Parallel()
+	run := func(s Scenario) Summary {
+		s.Seed, s.Replicas = 5, 4
+		return simulate(t, s, workload(t, "prompts", 0.75/4, 6*time.Minute, 5)).Summarize(4 * time.Minute)
+	}
+	right, wrong := run(Scenario{}), run(Scenario{Capacity: 4, NoUsage: true})
+	t.Logf("P95 %.3f s, %.3f cached; %.3f s, %.3f with four times the capacity and no usage", right.P95, right.Hit, wrong.P95, wrong.Hit)
+	if wrong.Hit < right.Hit-0.02 || wrong.P95 > 1.05*right.P95 {
+		t.Errorf("P95 %.3f s, %.3f cached; with everything right %.3f s, %.3f", wrong.P95, wrong.Hit, right.P95, right.Hit)
+	}
+}

@@ -41,7 +41,7 @@ func IsBound(policy string) bool { return slices.Contains(bounds, policy) }
 func newBalancer(s Scenario, engines []*mockvllm.Engine, gateway int) (balancer, error) {
 	rnd := rand.New(rand.NewPCG(s.Seed, 77+uint64(gateway)<<8))
 	if slices.Contains(router.Policies(), s.Policy) {
-		return newRouted(s, gateway)
+		return newRouted(s, engines, gateway)
 	}
 	if slices.Contains(bounds, s.Policy) {
 		return &bound{s: s, engines: engines, random: rnd}, nil

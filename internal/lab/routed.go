@@ -21,9 +21,11 @@ type routed struct {
 	model   *replica.Model
 	wrong   float64
 	noUsage bool
+	engines []*mockvllm.Engine
+	counted time.Duration // when their counters were read last
 }
 
-func newRouted(s Scenario, gateway int) (*routed, error) {
+func newRouted(s Scenario, engines []*mockvllm.Engine, gateway int) (*routed, error) {
 	cfg := router.DefaultConfig()
 	cfg.MaxWait = 0                                               // an overloaded fleet shows in the times
 	cfg.Policy, cfg.Seed = s.Policy, s.Seed+uint64(gateway)<<32+1 // 0 would make it different in each run
@@ -31,7 +33,7 @@ func newRouted(s Scenario, gateway int) (*routed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &routed{s: s, router: r, model: &replica.Model{Name: "model", Index: 1}, wrong: s.Wrong, noUsage: s.NoUsage}
+	b := &routed{s: s, router: r, model: &replica.Model{Name: "model", Index: 1}, wrong: s.Wrong, noUsage: s.NoUsage, engines: engines}
 	for i := range s.Replicas {
 		rep := replica.Virtual(fmt.Sprintf("replica-%d:8000", i), i)
 		b.all = append(b.all, rep)
@@ -42,6 +44,7 @@ func newRouted(s Scenario, gateway int) (*routed, error) {
 
 func (b *routed) choose(now time.Duration, f *flight) int {
 	b.join(now)
+	b.count(now)
 	p := &prefix.Prompt{Chains: []prefix.Chain{chainOf(f.Request, b.wrong)}, Home: prefix.Hash(f.Session)}
 	p.Tokens = int(p.Chains[0].Tokens)
 	lease, err := b.router.Acquire(&router.Request{Prompt: p, Model: b.model, Policy: b.s.Custom, Stream: true}, epoch.Add(now))
@@ -50,6 +53,21 @@ func (b *routed) choose(now time.Duration, f *flight) int {
 	}
 	f.state, f.expects = lease, lease.Predicted()
 	return lease.Replica().Slot
+}
+
+// countEvery is the gateway's default interval of reading metrics.
+const countEvery = 5 * time.Second
+
+// count tells what the engines count themselves.
+func (b *routed) count(now time.Duration) {
+	if now-b.counted < countEvery {
+		return
+	}
+	b.counted = now
+	for i, e := range b.engines {
+		st := e.Counters()
+		b.router.Counted(b.all[i], replica.Facts{At: epoch.Add(now), Prompt: float64(st.PromptTokens), Cached: float64(st.CachedTokens)})
+	}
 }
 
 // join makes the replicas those that are there.

@@ -49,13 +49,14 @@ var hopNames = [hops]string{"read", "choose", "connect", "headers", "first_event
 const (
 	GapNew       = iota // no replica held them
 	GapElsewhere        // another replica did
+	GapRestart          // the replica did before its cache was emptied
 	GapEvicted          // the replica was believed to
 	GapUnknown          // they were cached, and nobody had known
 	GapMismatch         // the replica contradicts what is believed of it again and again
 	gaps
 )
 
-var gapNames = [gaps]string{"new", "elsewhere", "evicted", "unknown", "mismatch"}
+var gapNames = [gaps]string{"new", "elsewhere", "restart", "evicted", "unknown", "mismatch"}
 
 // ttftBuckets are vLLM's own (v1/metrics/buckets.py), so that the difference of two
 // quantiles is what the gateway adds. They are too coarse to show a change of 20 %:
@@ -130,7 +131,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		predicted:    counter("warmpath_predicted_tokens_total", "Prompt tokens predicted to be cached, of requests whose replica reported.", "replica"),
 		cached:       counter("warmpath_cached_tokens_total", "Prompt tokens that replicas reported as cached.", "replica"),
 		faults:       counter("warmpath_replica_faults_total", "Faults that requests showed of a replica, by kind.", "replica", "fault"),
-		gap:          counter("warmpath_gap_tokens_total", "Prompt tokens by why they were computed (new, elsewhere, evicted, mismatch) or cached against expectation (unknown).", "replica", "reason"),
+		gap:          counter("warmpath_gap_tokens_total", "Prompt tokens by why they were computed (new, elsewhere, restart, evicted, mismatch) or cached against expectation (unknown).", "replica", "reason"),
 		unreported:   counter("warmpath_cached_unreported_total", "Answers that did not tell how many tokens were cached.", "replica"),
 		keyRequests:  counter("warmpath_key_requests_total", "Requests with an API key by the key's name and the hundred of the status that the client got.", "key", "class"),
 	}

@@ -31,43 +31,84 @@ type Event struct {
 // Done is the payload that closes OpenAI's streams.
 const Done = "[DONE]"
 
-// Notable reports whether an event can say more than that content was generated.
-// It lets a reader who has seen the first token pass over the others unread. What
-// else there is to say stands behind one of a few quoted words. A quote cannot
-// stand unescaped inside a string, so none is missed; and letters that are written
-// as escapes make an event notable, whatever they spell.
-func Notable(data []byte) bool {
-	if len(data) > 0 && data[0] != '{' {
-		return true
+// Plain reports whether an event surely says that content was generated, and nothing
+// else. It lets a reader who has seen the first token pass over most of the others
+// unread: one that holds some of the content's members, filled, and none of the few
+// quoted words behind which there is more to say. A quote cannot stand unescaped
+// inside a string, so none is missed; and letters that are written as escapes make
+// an event not plain, whatever they spell.
+func Plain(data []byte) bool {
+	if len(data) == 0 || data[0] != '{' {
+		return false
 	}
+	generated := false
 	for rest := data; ; {
 		i := bytes.IndexByte(rest, '"')
 		if i < 0 || i+1 == len(rest) {
-			return bytes.Contains(data, letter)
+			return generated && !bytes.Contains(data, letter)
 		}
 		rest = rest[i+1:]
-		word := ""
+		more, member := "", ""
 		switch rest[0] {
 		case 'u':
-			word = `usage"`
+			more = `usage"`
 		case 'e':
-			word = `error"`
+			more = `error"`
 		case 'a':
-			word = `abort"`
-		case 'r':
-			word = `response"`
+			more, member = `abort"`, `arguments"`
+		case 'c':
+			member = `content"`
+		case 'd':
+			member = `delta"`
 		case 'm':
-			word = `message_stop"`
+			more = `message_stop"`
+		case 'p':
+			member = `partial_json"`
+		case 'r':
+			if more, member = `response"`, `reasoning"`; begins(rest, `reasoning_`) {
+				member = `reasoning_content"`
+			}
+		case 't':
+			if begins(rest, `type"`) {
+				if !bytes.HasSuffix(text(rest[len(`type"`):]), deltas) {
+					return false
+				}
+				continue
+			}
+			if member = `text"`; begins(rest, `th`) {
+				member = `thinking"`
+			}
 		default:
 			continue
 		}
-		if len(rest) >= len(word) && string(rest[:len(word)]) == word {
-			return true
+		if more != "" && begins(rest, more) {
+			return false
+		}
+		if member != "" && begins(rest, member) && len(text(rest[len(member):])) > 0 {
+			generated = true
 		}
 	}
 }
 
-var letter = []byte(`\u`)
+var (
+	letter = []byte(`\u`)
+	deltas = []byte("delta") // how the types of events end that bring content, and those of what is in them
+)
+
+func begins(b []byte, word string) bool { return len(b) >= len(word) && string(b[:len(word)]) == word }
+
+// text returns the beginning of the string that follows a member's name, up to the
+// next quote; nothing if what follows is no string, or not in the usual form.
+func text(b []byte) []byte {
+	if len(b) > 1 && b[0] == ':' && b[1] == ' ' {
+		b = b[1:]
+	}
+	if len(b) < 2 || b[1] != '"' {
+		return nil
+	}
+	b = b[2:]
+	return b[:max(0, bytes.IndexByte(b, '"'))]
+}
 
 // ParseEvent reads the payload of one stream event, in any of the endpoints'
 // formats. What is not JSON, or is none of them, is an event that says nothing.

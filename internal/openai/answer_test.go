@@ -247,19 +247,75 @@ func TestUnderstandsWholeAnswers(t *testing.T) {
 // after the first token.
 func saysMore(e Event) bool {
 	e.Token, e.Preamble = false, false
-	e.NoChoices = false // it counts beside usage alone, which is notable
 	return e != Event{}
 }
 
-func TestContentIsNotNotable(t *testing.T) {
-	for _, data := range []string{
-		delta(`"content":"Hi"`), delta(`"content":"a \"usage\" and an \"error\""`), chunk(`"text":"x","stop_reason":null`),
-		`{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}`,
-		`{"type":"response.output_text.delta","delta":"x","sequence_number":4}`,
+// TestPlainEventsAreTokens goes over what comes after a first token: an event that
+// brings none must not be passed over as one.
+func TestPlainEventsAreTokens(t *testing.T) {
+	for data, want := range map[string]struct{ plain, token bool }{
+		delta(`"content":"Hi"`):                                                                           {true, true},
+		delta(`"content":"several tokens at once"`):                                                       {true, true},
+		delta(`"content":"a \"usage\" and an \"error\""`):                                                 {true, true},
+		delta(`"content":"\""`):                                                                           {true, true},
+		delta(`"role":"assistant","content":"x"`):                                                         {true, true},
+		delta(`"reasoning":"Hm"`):                                                                         {true, true},
+		delta(`"reasoning_content":"Hm"`):                                                                 {true, true},
+		delta(`"content":null,"reasoning":"Hm"`):                                                          {true, true},
+		delta(`"tool_calls":[{"function":{"arguments":"{"}}]`):                                            {true, true},
+		strings.ReplaceAll(delta(`"content":"spaced"`), `":`, `": `):                                      {true, true},
+		chunk(`"text":"x","stop_reason":null`):                                                            {true, true},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}`:               {true, true},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"x"}}`:       {true, true},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{"}}`: {true, true},
+		`{"type":"response.output_text.delta","delta":"x","sequence_number":4}`:                           {true, true},
+		`{"type":"response.function_call_arguments.delta","delta":"{","sequence_number":4}`:               {true, true},
+
+		delta(`"content":"\u0041"`): {false, true},
+		delta(`"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":""}}]`): {false, true},
+		delta(``):                                                          {false, false},
+		delta(`"content":""`):                                              {false, false},
+		delta(`"content":null`):                                            {false, false},
+		delta(`"role":"assistant"`):                                        {false, false},
+		delta(`"role":"assistant","content":""`):                           {false, false},
+		delta(`"reasoning":"","tool_calls":[]`):                            {false, false},
+		chunk(`"delta":{},"finish_reason":"stop"`):                         {false, false},
+		chunk(`"text":"","finish_reason":"length"`):                        {false, false},
+		chunk(`"delta":{"content":""},"finish_reason":"stop"`):             {false, false},
+		`{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}`: {false, false},
+		`{"type":"ping"}`:                                                  {false, false},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":""}}`:              {false, false},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"x"}}`:   {false, false},
+		`{"type":"content_block_stop","index":0}`:                                                       {false, false},
+		`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}`:       {false, false},
+		`{"type":"response.output_text.done","text":"all of it"}`:                                       {false, false},
+		`{"type":"response.content_part.done","part":{"type":"output_text","text":"all of it"}}`:        {false, false},
+		`{"part":{"type":"output_text","text":"all of it"},"type":"response.content_part.done"}`:        {false, false},
+		`{"type":"response.output_item.done","item":{"content":[{"type":"output_text","text":"all"}]}}`: {false, false},
+		Done: {false, false},
 	} {
-		if Notable([]byte(data)) {
-			t.Errorf("%s: is notable", data)
+		if got := Plain([]byte(data)); got != want.plain {
+			t.Errorf("%s: plain is %v", data, got)
 		}
+		if got := ParseEvent([]byte(data)).Token; got != want.token {
+			t.Errorf("%s: token is %v", data, got)
+		}
+	}
+	plain, tokens := 0, 0
+	for _, data := range events(t) {
+		e := ParseEvent(data)
+		if e.Token && !saysMore(e) {
+			tokens++
+		}
+		if Plain(data) {
+			plain++
+			if e != (Event{Token: true}) {
+				t.Errorf("%s is plain and says %s", data, says(e))
+			}
+		}
+	}
+	if plain < tokens*2/3 {
+		t.Errorf("%d of %d events with content alone are plain: the others cost a reading", plain, tokens)
 	}
 }
 
@@ -281,15 +337,15 @@ func events(t testing.TB) (all [][]byte) {
 }
 
 // FuzzParseEvent checks events against a plain reading with encoding/json, and
-// that none that says more than content is passed over.
+// that none that says more than content is plain.
 func FuzzParseEvent(f *testing.F) {
 	for _, data := range events(f) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e := ParseEvent(data)
-		if !Notable(data) && saysMore(e) {
-			t.Fatalf("%q says %s and is not notable", data, says(e))
+		if Plain(data) && saysMore(e) {
+			t.Fatalf("%q says %s and is plain", data, says(e))
 		}
 		if string(data) == Done || !unambiguous(data) {
 			return
@@ -488,9 +544,9 @@ func BenchmarkParseEvent(b *testing.B) {
 	}
 }
 
-func BenchmarkNotable(b *testing.B) {
+func BenchmarkPlain(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		Notable([]byte(aChunk))
+		Plain([]byte(aChunk))
 	}
 }

@@ -23,7 +23,7 @@ type Index struct {
 	segs   arena[segment]
 	byHead map[Hash]int32 // an edge by the hash of its first cut
 	slots  []slot
-	stale  int32  // list, by older, of segments that a reset left behind
+	stale  int32  // list, by older, of segments that a second reset left behind
 	clock  uint64 // of touches
 	cuts   int64  // in all edges
 	limit  int64  // bytes
@@ -62,13 +62,32 @@ type segment struct {
 }
 
 type slot struct {
+	lru            // what it holds
+	lost       lru // what it held when its cache was emptied, and has not held since
+	generation uint16
+	block      int32 // tokens in an engine block
+	nominal    int64 // blocks the engine says it has
+	capacity   int64 // blocks it is believed to have for prefixes
+	pinned     int64 // of these, held by what requests under way have beyond whole blocks
+}
+
+// lru is a list of a slot's segments by their last use, and the blocks they take.
+type lru struct {
 	newest, oldest int32
-	generation     uint16
-	block          int32 // tokens in an engine block
-	used           int64 // blocks
-	nominal        int64 // blocks the engine says it has
-	capacity       int64 // blocks it is believed to have for prefixes
-	pinned         int64 // of these, held by what requests under way have beyond whole blocks
+	used           int64
+}
+
+var emptyLRU = lru{newest: none, oldest: none}
+
+// listOf returns the list that has a segment, nil if that is stale.
+func (t *slot) listOf(g *segment) *lru {
+	switch g.generation {
+	case t.generation:
+		return &t.lru
+	case t.generation - 1:
+		return &t.lost
+	}
+	return nil
 }
 
 type step struct {
@@ -128,7 +147,7 @@ func (x *Index) SetSlot(s int, block, blocks int) {
 
 func (x *Index) grow(s int) {
 	for len(x.slots) <= s {
-		x.slots = append(x.slots, slot{newest: none, oldest: none, block: DefaultBlock, nominal: DefaultBlocks, capacity: DefaultBlocks})
+		x.slots = append(x.slots, slot{lru: emptyLRU, lost: emptyLRU, block: DefaultBlock, nominal: DefaultBlocks, capacity: DefaultBlocks})
 	}
 }
 
@@ -184,6 +203,36 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		i += k
 	}
 	return known
+}
+
+// Lost returns the last cut of c that slot s would hold if its cache had not been
+// emptied, the last time that it was; -1 for none.
+func (x *Index) Lost(c *Chain, s int) (cut int32) {
+	x.grow(s)
+	t := &x.slots[s]
+	cut = none
+	if t.lost.oldest == none {
+		return cut
+	}
+	for i := 0; i < len(c.Cuts); {
+		id, k := x.at(c, i)
+		if k == 0 {
+			return cut
+		}
+		depth := 0
+		for _, generation := range [...]uint16{t.generation, t.generation - 1} {
+			if at := x.find(id, s, generation); at != none {
+				depth = max(depth, min(k, int(x.segs.get(at).depth)))
+			}
+		}
+		if i += depth; depth > 0 {
+			cut = int32(i - 1)
+		}
+		if depth < len(x.edges.get(id).hash) {
+			return cut
+		}
+	}
+	return cut
 }
 
 // at returns the edge that begins at cut i of c, and how many of its cuts are c's.
@@ -246,8 +295,8 @@ func (x *Index) touch(c *Chain, s int, factor float64, mark func(*segment)) {
 		mark(g)
 		g.stamp = x.clock
 		x.charge(t, g, e)
-		x.unlink(t, id)
-		x.push(t, id)
+		x.unlink(&t.lru, id)
+		x.push(&t.lru, id)
 	}
 	x.evict(t)
 	x.reclaim()
@@ -308,24 +357,25 @@ func (x *Index) split(id int32, k int) (upper int32) {
 	for at != none {
 		g := x.segs.get(at)
 		next := g.next
-		current := g.generation == x.slots[g.slot].generation
+		t := &x.slots[g.slot]
+		list := t.listOf(g)
 		switch {
 		case g.depth <= int32(k): // all of it lies in the upper part
 			g.edge, g.next, f.segs = upper, f.segs, at
-		case current:
+		case list != nil:
 			h := x.addSegment(upper, int(g.slot))
 			n := x.segs.get(h)
-			n.stamp, n.before, n.pending = g.stamp, g.before, g.pending
+			n.stamp, n.before, n.pending, n.generation = g.stamp, g.before, g.pending, g.generation
 			n.depth, n.confirmed = int32(k), min(g.confirmed, int32(k))
-			x.insertNewer(&x.slots[g.slot], at, h)
-			x.charge(&x.slots[g.slot], n, f)
+			x.insertNewer(list, at, h)
+			x.charge(t, n, f)
 			fallthrough
 		default:
 			g.depth, g.confirmed = g.depth-int32(k), max(0, g.confirmed-int32(k))
 			g.next, e.segs = e.segs, at
 		}
-		if current {
-			x.charge(&x.slots[g.slot], g, x.edges.get(g.edge))
+		if list != nil {
+			x.charge(t, g, x.edges.get(g.edge))
 		}
 		at = next
 	}
@@ -335,19 +385,23 @@ func (x *Index) split(id int32, k int) (upper int32) {
 
 // segmentOf returns the slot's segment on an edge, a new one of depth 0 if it has none.
 func (x *Index) segmentOf(id int32, s int) int32 {
-	if at := x.find(id, s); at != none {
+	t := &x.slots[s]
+	if at := x.find(id, s, t.generation); at != none {
 		return at
 	}
 	at := x.addSegment(id, s)
-	x.push(&x.slots[s], at)
+	x.push(&t.lru, at)
+	if lost := x.find(id, s, t.generation-1); lost != none {
+		x.drop(&t.lost, lost)
+	}
 	return at
 }
 
-// find returns the slot's segment on an edge, or none.
-func (x *Index) find(id int32, s int) int32 {
+// find returns the segment on an edge that a slot's cache of a generation has, or none.
+func (x *Index) find(id int32, s int, generation uint16) int32 {
 	for at := x.edges.get(id).segs; at != none; {
 		g := x.segs.get(at)
-		if int(g.slot) == s && g.generation == x.slots[s].generation {
+		if int(g.slot) == s && g.generation == generation {
 			return at
 		}
 		at = g.next

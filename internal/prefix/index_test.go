@@ -26,41 +26,51 @@ func (x *Index) heldBy(c *Chain, s int) int {
 	return int(m[s].Cut) + 1
 }
 
+// checkList verifies one of a slot's lists, and counts its segments.
+func (x *Index) checkList(t *testing.T, s int, list *lru, generation uint16, segments *int) {
+	t.Helper()
+	used, newer := int64(0), int32(none)
+	for id := list.newest; id != none; id = x.segs.get(id).older {
+		g := x.segs.get(id)
+		e := x.edges.get(g.edge)
+		if g.newer != newer || int(g.slot) != s || g.generation != generation {
+			t.Fatalf("slot %d: broken list at segment %d: %+v", s, id, *g)
+		}
+		if g.depth < 1 || int(g.depth) > len(e.hash) || g.confirmed > g.depth {
+			t.Fatalf("slot %d: bad depth: %+v on %d cuts", s, *g, len(e.hash))
+		}
+		if at := x.find(g.edge, s, generation); at != id {
+			t.Fatalf("slot %d: segment %d is not the edge's (%d)", s, id, at)
+		}
+		if e.parent != none && list == &x.slots[s].lru {
+			p := x.find(e.parent, s, generation)
+			if p == none || int(x.segs.get(p).depth) != len(x.edges.get(e.parent).hash) {
+				t.Fatalf("slot %d holds an edge but not all before it", s)
+			}
+			if x.segs.get(p).stamp < g.stamp {
+				t.Fatalf("slot %d: an edge is older than one below it", s)
+			}
+		}
+		if list == &x.slots[s].lost && x.find(g.edge, s, generation+1) != none {
+			t.Fatalf("slot %d: what is lost is held", s)
+		}
+		used += int64(g.blocks)
+		newer = id
+		*segments++
+	}
+	if list.oldest != newer || used != list.used {
+		t.Fatalf("slot %d: used %d, charged %d; the oldest is %d, not %d", s, list.used, used, newer, list.oldest)
+	}
+}
+
 // check verifies what must hold between any two calls.
 func (x *Index) check(t *testing.T) {
 	t.Helper()
 	segments := 0
 	for s := range x.slots {
-		used, newer := int64(0), int32(none)
-		for id := x.slots[s].newest; id != none; id = x.segs.get(id).older {
-			g := x.segs.get(id)
-			e := x.edges.get(g.edge)
-			if g.newer != newer || int(g.slot) != s || g.generation != x.slots[s].generation {
-				t.Fatalf("slot %d: broken list at segment %d: %+v", s, id, *g)
-			}
-			if g.depth < 1 || int(g.depth) > len(e.hash) || g.confirmed > g.depth {
-				t.Fatalf("slot %d: bad depth: %+v on %d cuts", s, *g, len(e.hash))
-			}
-			if at := x.find(g.edge, s); at != id {
-				t.Fatalf("slot %d: segment %d is not the edge's (%d)", s, id, at)
-			}
-			if e.parent != none {
-				p := x.find(e.parent, s)
-				if p == none || int(x.segs.get(p).depth) != len(x.edges.get(e.parent).hash) {
-					t.Fatalf("slot %d holds an edge but not all before it", s)
-				}
-				if x.segs.get(p).stamp < g.stamp {
-					t.Fatalf("slot %d: an edge is older than one below it", s)
-				}
-			}
-			used += int64(g.blocks)
-			newer = id
-			segments++
-		}
-		if used != x.slots[s].used {
-			t.Fatalf("slot %d: used %d, charged %d", s, x.slots[s].used, used)
-		}
-		if used > x.slots[s].capacity {
+		x.checkList(t, s, &x.slots[s].lru, x.slots[s].generation, &segments)
+		x.checkList(t, s, &x.slots[s].lost, x.slots[s].generation-1, &segments)
+		if used := x.slots[s].used; used > x.slots[s].capacity {
 			t.Fatalf("slot %d: %d blocks in a capacity of %d", s, used, x.slots[s].capacity)
 		}
 	}
@@ -105,20 +115,23 @@ func TestHoldsWhatANaiveSetHolds(t *testing.T) {
 	for s := range slots {
 		x.SetSlot(s, 16, 1<<40)
 	}
-	held := make([]map[Hash]bool, slots)
+	held, lost := make([]map[Hash]bool, slots), make([]map[Hash]bool, slots)
 	for s := range held {
-		held[s] = map[Hash]bool{}
+		held[s], lost[s] = map[Hash]bool{}, map[Hash]bool{}
 	}
 	for i := range 20000 {
 		c, s := chainOf(7, words(r, 3, 12)...), r.IntN(slots)
 		switch r.IntN(50) {
 		case 0:
 			x.Reset(s)
-			clear(held[s])
+			held[s], lost[s] = map[Hash]bool{}, held[s]
 		case 1, 2:
 			// Nothing else of this slot is pending: a failed request leaves what was.
 			x.Reserve(c, s, 1)
 			x.Undo(c, s)
+			for _, cut := range c.Cuts {
+				delete(lost[s], cut.Hash) // another use has come since
+			}
 		default:
 			x.Reserve(c, s, 1)
 			x.Confirm(c, s, 1)
@@ -136,6 +149,13 @@ func TestHoldsWhatANaiveSetHolds(t *testing.T) {
 			}
 			if int(m[s].Cut)+1 != want {
 				t.Fatalf("step %d, slot %d: %d cuts held, want %d", i, s, m[s].Cut+1, want)
+			}
+			before := 0
+			for before < len(probe.Cuts) && (held[s][probe.Cuts[before].Hash] || lost[s][probe.Cuts[before].Hash]) {
+				before++
+			}
+			if got := max(want, int(x.Lost(probe, s))+1); got != before {
+				t.Fatalf("step %d, slot %d: it would hold %d cuts, want %d", i, s, got, before)
 			}
 			if want > 0 && m[s].Tokens != int32(7*want) {
 				t.Fatalf("step %d: %d tokens at cut %d", i, m[s].Tokens, want)
@@ -203,6 +223,7 @@ func TestStaysConsistentUnderPressure(t *testing.T) {
 			}
 		}
 		for s := range 4 {
+			x.Reset(s)
 			x.Reset(s)
 		}
 		for x.stale != none {
@@ -517,4 +538,35 @@ func TestAnExactCountIsCorrectedWhenItsBeginningMoves(t *testing.T) {
 	if n, exact := x.TokensAt(a, 1); n != 250 || !exact {
 		t.Errorf("its beginning counts %d (exact: %v), want 250", n, exact)
 	}
+}
+
+// TestWhatWasLostIsRememberedAsLongAsItWouldBeHeld empties a cache of a hundred
+// blocks and fills it again.
+func TestWhatWasLostIsRememberedAsLongAsItWouldBeHeld(t *testing.T) {
+	x := NewIndex(1 << 30)
+	x.SetSlot(0, 16, 100)
+	old, shorter := chainOf(16, 1, 2, 3, 4), chainOf(16, 1, 2)
+	x.Confirm(old, 0, 1)
+	f := func(what string, c *Chain, held, lost int) {
+		t.Helper()
+		if h, l := x.heldBy(c, 0), int(x.Lost(c, 0))+1; h != held || max(h, l) != lost {
+			t.Errorf("%s: it holds %d cuts and would hold %d, want %d and %d", what, h, l, held, lost)
+		}
+		x.check(t)
+	}
+	f("before", old, 4, 4)
+	x.Reset(0)
+	f("emptied", old, 0, 4)
+	f("emptied, another slot's", chainOf(16, 9), 0, 0)
+	x.Confirm(shorter, 0, 1) // splits what is lost
+	f("a part computed again", old, 2, 4)
+	x.Confirm(chainOf(16, 1, 2, 3, 7), 0, 1)
+	f("more of it", old, 3, 4)
+	for i := range 48 {
+		x.Confirm(chainOf(16, 100+i, 7), 0, 1)
+	}
+	f("the cache is full again", old, 3, 3)
+	x.Reset(0)
+	x.Reset(0)
+	f("emptied twice", shorter, 0, 0)
 }

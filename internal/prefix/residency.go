@@ -12,7 +12,7 @@ import (
 // within it, so that a path takes what its tokens fill and no more.
 func (x *Index) charge(t *slot, g *segment, e *edge) {
 	blocks := x.blocksAt(t, g, e, g.depth)
-	t.used += int64(blocks - g.blocks)
+	t.listOf(g).used += int64(blocks - g.blocks)
 	g.blocks = blocks
 }
 
@@ -30,6 +30,9 @@ func (x *Index) blocksAt(t *slot, g *segment, e *edge, depth int32) int32 {
 // recharge counts all that a slot holds again, in blocks of another size: what was
 // heard of it before it told its own is not worth less.
 func (x *Index) recharge(t *slot) {
+	for t.lost.oldest != none {
+		x.drop(&t.lost, t.lost.oldest)
+	}
 	for at := t.newest; at != none; {
 		g := x.segs.get(at)
 		x.charge(t, g, x.edges.get(g.edge))
@@ -38,7 +41,7 @@ func (x *Index) recharge(t *slot) {
 	x.evict(t)
 }
 
-func (x *Index) push(t *slot, id int32) {
+func (x *Index) push(t *lru, id int32) {
 	g := x.segs.get(id)
 	g.newer, g.older = none, t.newest
 	if t.newest != none {
@@ -49,7 +52,7 @@ func (x *Index) push(t *slot, id int32) {
 	t.newest = id
 }
 
-func (x *Index) unlink(t *slot, id int32) {
+func (x *Index) unlink(t *lru, id int32) {
 	g := x.segs.get(id)
 	if g.newer != none {
 		x.segs.get(g.newer).older = g.older
@@ -63,8 +66,8 @@ func (x *Index) unlink(t *slot, id int32) {
 	}
 }
 
-// insertNewer puts a segment just before another in the slot's list.
-func (x *Index) insertNewer(t *slot, than, id int32) {
+// insertNewer puts a segment just before another in a list.
+func (x *Index) insertNewer(t *lru, than, id int32) {
 	p, g := x.segs.get(than), x.segs.get(id)
 	g.older, g.newer = than, p.newer
 	if p.newer != none {
@@ -75,8 +78,12 @@ func (x *Index) insertNewer(t *slot, than, id int32) {
 	p.newer = id
 }
 
-// evict makes a slot fit its capacity, the oldest first and from the far end.
+// evict makes a slot fit its capacity, the oldest first and from the far end. What
+// was lost counts as long as the slot would still hold it.
 func (x *Index) evict(t *slot) {
+	for t.lost.oldest != none && t.used+t.lost.used > t.capacity {
+		x.drop(&t.lost, t.lost.oldest)
+	}
 	for over := t.used + t.pinned - t.capacity; over > 0 && t.oldest != none; over = t.used + t.pinned - t.capacity {
 		x.shorten(t, t.oldest, over)
 	}
@@ -125,7 +132,7 @@ func (x *Index) shorten(t *slot, id int32, blocks int64) {
 		}
 	}
 	if lo == 0 || keep == 0 {
-		x.drop(t, id)
+		x.drop(&t.lru, id)
 		return
 	}
 	x.cutTo(t, g, e, lo)
@@ -137,8 +144,8 @@ func (x *Index) cutTo(t *slot, g *segment, e *edge, depth int32) {
 	x.charge(t, g, e)
 }
 
-// drop removes a segment of a slot's current generation.
-func (x *Index) drop(t *slot, id int32) {
+// drop removes a segment of a list.
+func (x *Index) drop(t *lru, id int32) {
 	x.unlink(t, id)
 	t.used -= int64(x.segs.get(id).blocks)
 	x.free(id)
@@ -188,6 +195,10 @@ func (x *Index) trim() {
 			x.reclaim()
 			continue
 		}
+		if i := slices.IndexFunc(x.slots, func(t slot) bool { return t.lost.oldest != none }); i >= 0 {
+			x.drop(&x.slots[i].lost, x.slots[i].lost.oldest)
+			continue
+		}
 		victim := none
 		for s := range x.slots {
 			if o := x.slots[s].oldest; o != none && (victim == none || x.segs.get(o).stamp < x.segs.get(x.slots[victim].oldest).stamp) {
@@ -197,20 +208,21 @@ func (x *Index) trim() {
 		if victim == none {
 			return
 		}
-		x.drop(&x.slots[victim], x.slots[victim].oldest)
+		x.drop(&x.slots[victim].lru, x.slots[victim].oldest)
 	}
 }
 
-// Reset forgets everything about a slot: its replica restarted, slept, emptied
-// its cache or left. It takes the same short time however much that was.
+// Reset takes notice that a slot holds nothing any more: its replica restarted, slept,
+// emptied its cache or left. It takes the same short time however much that was.
+// What it did hold is remembered for [Index.Lost].
 func (x *Index) Reset(s int) {
 	x.grow(s)
 	t := &x.slots[s]
-	if t.oldest != none {
-		x.segs.get(t.oldest).older = x.stale
-		x.stale = t.newest
+	if t.lost.oldest != none {
+		x.segs.get(t.lost.oldest).older = x.stale
+		x.stale = t.lost.newest
 	}
-	t.newest, t.oldest, t.used = none, none, 0
+	t.lost, t.lru = t.lru, emptyLRU
 	t.capacity = t.nominal
 	t.generation++
 }
@@ -234,7 +246,7 @@ func (x *Index) follow(c *Chain, s int) {
 		if k == 0 {
 			return
 		}
-		seg := x.find(id, s)
+		seg := x.find(id, s, x.slots[s].generation)
 		if seg == none {
 			return
 		}
@@ -268,7 +280,7 @@ func (x *Index) Undo(c *Chain, s int) (gone bool) {
 		switch {
 		case g.pending > 0 || g.confirmed == g.depth:
 		case g.confirmed == 0:
-			x.drop(t, id)
+			x.drop(&t.lru, id)
 			gone = true
 		default:
 			x.cutTo(t, g, x.edges.get(g.edge), g.confirmed)
@@ -285,7 +297,7 @@ func (x *Index) Withdraw(c *Chain, s int) {
 		if g := x.segs.get(st.seg); g.before != 0 || g.pending > 0 {
 			return
 		}
-		x.drop(&x.slots[s], st.seg)
+		x.drop(&x.slots[s].lru, st.seg)
 	}
 }
 
@@ -383,7 +395,7 @@ func (x *Index) Shortfall(c *Chain, s int, tokens int) (used uint64) {
 			return 0
 		}
 		for t.oldest != none && x.segs.get(t.oldest).stamp <= before {
-			x.drop(t, t.oldest)
+			x.drop(&t.lru, t.oldest)
 		}
 		t.capacity = max(t.used, t.nominal/8, 1)
 		return before
@@ -400,6 +412,20 @@ func (x *Index) Surplus(s int, blocks int) {
 	x.grow(s)
 	t := &x.slots[s]
 	t.capacity = max(t.capacity, min(t.nominal, t.capacity+int64(blocks)))
+}
+
+// Resize takes evidence of many requests together: below 1, that slot s held but so
+// much of what was believed, and has no room for more; above 1, that it has room for
+// so many times more. It stays within an eighth of what the slot tells and four times that.
+func (x *Index) Resize(s int, times float64) {
+	x.grow(s)
+	t := &x.slots[s]
+	blocks := t.capacity + 1
+	if times < 1 {
+		blocks = min(t.capacity, t.used)
+	}
+	t.capacity = max(1, t.nominal/8, min(4*t.nominal, int64(float64(blocks)*times)))
+	x.evict(t)
 }
 
 // TokensAt returns how many tokens there are up to a cut of c, and whether an engine

@@ -77,7 +77,7 @@ func (m *meter) take(piece []byte) {
 
 // event reads an event of a stream.
 func (m *meter) event(data []byte) {
-	if !m.firstToken.IsZero() && !openai.Notable(data) {
+	if !m.firstToken.IsZero() && openai.Plain(data) {
 		m.lastOne = m.now
 		m.events++
 		return
@@ -224,7 +224,7 @@ func (m *meter) record(x *exchange, now time.Time) {
 func (m *meter) recordGap(t *metrics.Target) {
 	g := &m.gap
 	for reason, tokens := range [...]int{
-		metrics.GapNew: g.New, metrics.GapElsewhere: g.Elsewhere, metrics.GapEvicted: g.Evicted, metrics.GapUnknown: g.Unknown, metrics.GapMismatch: g.Mismatch,
+		metrics.GapNew: g.New, metrics.GapElsewhere: g.Elsewhere, metrics.GapRestart: g.Restart, metrics.GapEvicted: g.Evicted, metrics.GapUnknown: g.Unknown, metrics.GapMismatch: g.Mismatch,
 	} {
 		t.Gap[reason].Add(float64(tokens))
 	}

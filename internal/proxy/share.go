@@ -80,11 +80,19 @@ func (s *share) end() {
 // salt adds the key's cache_salt to the body, unless the client has set its own.
 // The prompt's identity then has it too.
 func (x *exchange) salt() {
-	if x.share.key == nil || x.share.key.Salt == nil || x.openai.Prompt.Salt != nil || !x.takesSalt() {
-		return
+	if x.takesSalt() && x.saltPrompt() {
+		x.body.add("cache_salt", x.openai.Prompt.Salt)
 	}
-	x.body.add("cache_salt", x.share.key.Salt)
+}
+
+// saltPrompt gives the prompt its key's cache_salt, if it has none, and reports
+// whether it did.
+func (x *exchange) saltPrompt() bool {
+	if x.share.key == nil || x.share.key.Salt == nil || x.openai.Prompt.Salt != nil {
+		return false
+	}
 	x.openai.Prompt.Salt = x.share.key.Salt
+	return true
 }
 
 // takesSalt reports whether the engine reads cache_salt in bodies of the request's

@@ -25,6 +25,15 @@ type spans struct {
 	server, attempt oteltrace.Span
 	ctx             context.Context // of the server span
 	attemptCtx      context.Context
+	attributes      []attribute.KeyValue // room for those of one span: it copies them
+}
+
+// describe gives a span its attributes: all at once, when it ends, for it makes room
+// anew at each call.
+func (s *spans) describe(span oteltrace.Span, attributes []attribute.KeyValue) {
+	span.SetAttributes(attributes...)
+	clear(attributes)
+	s.attributes = attributes[:0]
 }
 
 // Trace has requests make spans. Set it before the first one; nil makes none.
@@ -37,11 +46,7 @@ func (x *exchange) startSpan() {
 	}
 	// The path is one of a fixed few, but for a response's id.
 	name := x.endpoint.String()
-	x.spans.ctx, x.spans.server = x.p.tracer.Start(x.p.tracer.Extract(x.r.Header), x.r.Method+" "+name, oteltrace.SpanKindServer)
-	if !x.spans.server.IsRecording() {
-		return
-	}
-	x.spans.server.SetAttributes(semconv.HTTPRequestMethodKey.String(x.r.Method), semconv.URLPath(x.r.URL.Path), attribute.String("warmpath.request_id", x.id))
+	x.spans.ctx, x.spans.server = x.p.tracer.StartServer(x.p.tracer.Extract(x.r.Header), x.r.Method+" "+name)
 }
 
 // startAttempt begins the span of an attempt.
@@ -53,16 +58,7 @@ func (x *exchange) startAttempt() {
 		x.spans.attemptCtx = x.spans.ctx // the replica learns that the trace is not sampled
 		return
 	}
-	rep := x.lease.Replica()
-	operation := operationOf(x.endpoint)
-	x.spans.attemptCtx, x.spans.attempt = x.p.tracer.Start(x.spans.ctx, operation+" "+x.model.Name, oteltrace.SpanKindClient)
-	prompt, cached := x.lease.Tokens()
-	x.spans.attempt.SetAttributes(
-		semconv.GenAIOperationNameKey.String(operation), semconv.GenAIProviderNameKey.String("vllm"), semconv.GenAIRequestModel(x.model.Name),
-		semconv.ServerAddress(rep.URL.Hostname()), semconv.ServerPort(port(rep.URL)), semconv.HTTPRequestResendCount(x.attempts-1),
-		attribute.String("warmpath.replica", rep.ID), attribute.String("warmpath.reason", x.lease.Why().String()), attribute.String("warmpath.policy", x.policy),
-		attribute.Int("warmpath.prompt_tokens", prompt), attribute.Int("warmpath.predicted_tokens", cached),
-	)
+	x.spans.attemptCtx, x.spans.attempt = x.p.tracer.StartClient(x.spans.ctx, operationOf(x.endpoint)+" "+x.model.Name)
 }
 
 // operationOf returns the conventions' name for what an endpoint does.
@@ -104,26 +100,36 @@ func (x *exchange) endAttempt(end router.End) {
 	if !span.IsRecording() {
 		return
 	}
-	m := &x.meter
+	m, rep := &x.meter, x.lease.Replica()
+	prompt, cached := x.lease.Tokens()
+	list := append(x.spans.attributes,
+		semconv.GenAIOperationNameKey.String(operationOf(x.endpoint)), semconv.GenAIProviderNameKey.String("vllm"), semconv.GenAIRequestModel(x.model.Name),
+		semconv.ServerAddress(rep.URL.Hostname()), semconv.ServerPort(port(rep.URL)),
+		attribute.String("warmpath.replica", rep.ID), attribute.String("warmpath.reason", x.lease.Why().String()), attribute.String("warmpath.policy", x.policy),
+		attribute.Int("warmpath.prompt_tokens", prompt), attribute.Int("warmpath.predicted_tokens", cached),
+	)
+	if x.attempts > 1 {
+		list = append(list, semconv.HTTPRequestResendCount(x.attempts-1))
+	}
 	if end == router.Completed || end == router.Canceled {
 		if !m.firstToken.IsZero() {
-			span.AddEvent("first_token", oteltrace.WithTimestamp(m.firstToken))
-			span.SetAttributes(attribute.Float64("gen_ai.response.time_to_first_chunk", m.firstToken.Sub(x.chosen).Seconds()))
+			list = append(list, attribute.Float64("gen_ai.response.time_to_first_chunk", m.firstToken.Sub(x.chosen).Seconds()))
 		}
 		if m.responseID != "" {
-			span.SetAttributes(semconv.GenAIResponseID(m.responseID))
+			list = append(list, semconv.GenAIResponseID(m.responseID))
 		}
 		if u := &m.usage; u.Prompt > 0 {
-			span.SetAttributes(semconv.GenAIUsageInputTokens(u.Prompt), semconv.GenAIUsageOutputTokens(u.Completion))
+			list = append(list, semconv.GenAIUsageInputTokens(u.Prompt), semconv.GenAIUsageOutputTokens(u.Completion))
 			if u.CachedKnown {
-				span.SetAttributes(semconv.GenAIUsageCacheReadInputTokens(u.Cached))
+				list = append(list, semconv.GenAIUsageCacheReadInputTokens(u.Cached))
 			}
 		}
 	}
 	if kind := failureOf(end); kind != "" {
-		span.SetAttributes(semconv.ErrorTypeKey.String(kind))
+		list = append(list, semconv.ErrorTypeKey.String(kind))
 		span.SetStatus(codes.Error, kind)
 	}
+	x.spans.describe(span, list)
 }
 
 // failureOf names the ends that are failures, "" for the others.
@@ -153,23 +159,25 @@ func (x *exchange) endSpan(now time.Time) {
 		return
 	}
 	if span.IsRecording() {
-		span.SetAttributes(semconv.HTTPResponseStatusCode(x.status))
+		list := append(x.spans.attributes,
+			semconv.HTTPRequestMethodKey.String(x.r.Method), semconv.URLPath(x.r.URL.Path), semconv.HTTPResponseStatusCode(x.status), attribute.String("warmpath.request_id", x.id))
 		if x.model != nil {
-			span.SetAttributes(semconv.GenAIRequestModel(x.model.Name), attribute.Int("warmpath.attempts", x.attempts))
+			list = append(list, semconv.GenAIRequestModel(x.model.Name), attribute.Int("warmpath.attempts", x.attempts))
 		}
 		if !x.meter.firstToken.IsZero() {
 			span.AddEvent("first_token", oteltrace.WithTimestamp(x.meter.firstToken))
 		}
 		if x.status >= 500 {
-			span.SetAttributes(semconv.ErrorTypeKey.String(strconv.Itoa(x.status)))
+			list = append(list, semconv.ErrorTypeKey.String(strconv.Itoa(x.status)))
 			span.SetStatus(codes.Error, "")
 		}
 		if x.err != nil {
 			span.SetStatus(codes.Error, x.err.Error())
 		}
+		x.spans.describe(span, list)
 	}
 	span.End(oteltrace.WithTimestamp(now))
-	x.spans = spans{}
+	x.spans = spans{attributes: x.spans.attributes}
 }
 
 // traceID returns the id of the request's trace for the log, "" if it has none.

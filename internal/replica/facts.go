@@ -59,7 +59,11 @@ func parseFacts(page []byte, now time.Time) ([]Facts, error) {
 	each("vllm:num_requests_waiting", func(f *Facts, _ *dto.Metric, v float64) { f.Waiting += v })
 	each("vllm:kv_cache_usage_perc", func(f *Facts, _ *dto.Metric, v float64) { f.Usage = v })
 	each("vllm:prompt_tokens_total", func(f *Facts, _ *dto.Metric, v float64) { f.Prompt += v })
-	each("vllm:prompt_tokens_cached_total", func(f *Facts, _ *dto.Metric, v float64) { f.Cached += v })
+	cached := "vllm:prompt_tokens_cached_total"
+	if families[cached] == nil {
+		cached = "vllm:prefix_cache_hits_total" // in tokens too, and there before the other was; without what a connector brings
+	}
+	each(cached, func(f *Facts, _ *dto.Metric, v float64) { f.Cached += v })
 	each("vllm:engine_sleep_state", func(f *Facts, m *dto.Metric, v float64) {
 		if label(m, "sleep_state") != "awake" && v > 0 {
 			f.Sleeping = true

@@ -268,3 +268,12 @@ func BenchmarkParseFacts(b *testing.B) {
 		}
 	}
 }
+
+func TestCachedTokensAreReadFromEitherCounter(t *testing.T) {
+	const running, newer, older = "vllm:num_requests_running 0\n", "vllm:prompt_tokens_cached_total 7\n", "vllm:prefix_cache_hits_total 5\n"
+	for page, want := range map[string]float64{running: 0, running + newer: 7, running + older: 5, running + older + newer: 7} {
+		if got, err := parseFacts([]byte(page), time.Now()); err != nil || got[0].Cached != want {
+			t.Errorf("%q: %+v, %v", page, got, err)
+		}
+	}
+}

@@ -107,6 +107,7 @@ type fixture struct {
 	*Pool
 	mu     sync.Mutex
 	events []string
+	counts []float64 // of prompt tokens, as they were told
 	log    bytes.Buffer
 }
 
@@ -121,6 +122,8 @@ func newFixture(t *testing.T, cfg Config) *fixture {
 			f.events = append(f.events, fmt.Sprintf("%s told %dx%d", name, e.Facts.Blocks, e.Facts.BlockSize))
 		case Emptied:
 			f.events = append(f.events, name+" emptied")
+		case Counted:
+			f.counts = append(f.counts, e.Facts.Prompt)
 		}
 	})
 	if err != nil {

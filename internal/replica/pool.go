@@ -111,6 +111,7 @@ const (
 	Told      Kind = iota // the replica told its block size and count
 	Emptied               // its KV cache is empty: it restarted, slept or was reset
 	Scraped               // its metrics were read, here
+	Counted               // its metrics were read, here or by another gateway
 	Unwell                // its requests or a probe show that it is not well
 	Drained               // an operator keeps requests away from it
 	Undrained             // or lets them come again

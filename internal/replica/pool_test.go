@@ -500,3 +500,18 @@ func TestAVirtualReplicaIsReady(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestCountersAreToldWhoeverReadThem is for what is made of them over time.
+func TestCountersAreToldWhoeverReadThem(t *testing.T) {
+	f := over(t, newServer(t))
+	if err := f.probe(); err != nil {
+		t.Fatal(err)
+	}
+	r := f.Set().Replicas[0]
+	heard := r.Facts()
+	heard.Prompt += 500
+	f.Heard(r, heard)
+	if n := len(f.counts); n != 2 || f.counts[1] != f.counts[0]+500 {
+		t.Errorf("told %v", f.counts)
+	}
+}

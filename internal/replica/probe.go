@@ -241,6 +241,7 @@ func (e *endpoint) publish(r *Replica, now Facts) {
 		e.pool.log.Info("replica's cache is empty", "replica", r.ID)
 		e.pool.notify(Event{Kind: Emptied, Replica: r, Facts: now})
 	}
+	e.pool.notify(Event{Kind: Counted, Replica: r, Facts: now})
 }
 
 // emptied reports whether a replica lost its cache between two readings. A start

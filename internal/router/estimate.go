@@ -50,6 +50,7 @@ type slot struct {
 	decoding   int     // requests prefilled and not done
 	last       time.Time
 	doubt      doubt
+	window     window
 
 	pace     float64
 	samples  int

@@ -4,10 +4,11 @@ package router
 // them, once the engine has told how many were.
 
 // Gap is a prompt's tokens by why the replica had to compute them, or had not.
-// New, Elsewhere, Evicted and Mismatch together are what it computed.
+// New, Elsewhere, Restart, Evicted and Mismatch together are what it computed.
 type Gap struct {
 	New       int // no replica held them
 	Elsewhere int // another replica held them, and this one was chosen nevertheless
+	Restart   int // this replica held them before its cache was emptied: it restarted or slept
 	Evicted   int // this replica was believed to hold them
 	Unknown   int // it held them without our knowing: somebody else had sent them
 	// Mismatch is Evicted on a replica that contradicts what is believed of it again
@@ -69,7 +70,11 @@ func (l *Lease) measure(prompt, cached, held, lost, tolerance int) {
 			g.Elsewhere = more
 		}
 	}
-	g.New = max(0, prompt-cached-lost-g.Elsewhere)
+	if l.lost > l.cut {
+		tokens, _ := r.index.TokensAt(c, l.lost)
+		g.Restart = max(0, r.usable(l.slot.replica.Slot, tokens, prompt)-max(held, cached)-g.Elsewhere)
+	}
+	g.New = max(0, prompt-cached-lost-g.Elsewhere-g.Restart)
 	l.gap = g
 }
 

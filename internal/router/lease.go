@@ -32,6 +32,7 @@ type Lease struct {
 	answer    int     // of cached, tokens that the replica generated in an earlier turn
 	cut       int32   // the last one of the chain that the replica held, -1 for none
 	best      holding // of the replica that held the most
+	lost      int32   // the last cut of the chain that the replica would hold had it not been emptied, -1 for none
 	gap       Gap
 	shadow    Shadow
 	clock     uint64 // the index's, when it was made
@@ -56,7 +57,10 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		generation: r.index.Generation(s.replica.Slot), work: c.Work, idle: s.head == nil && s.decoding == 0,
 	}
 	l.clock = r.index.Clock()
-	l.cut, l.best = r.cuts[s.replica.Slot], r.longest()
+	l.cut, l.best, l.lost = r.cuts[s.replica.Slot], r.longest(), -1
+	if len(req.Prompt.Chains) == 1 {
+		l.lost = r.index.Lost(&req.Prompt.Chains[0], s.replica.Slot)
+	}
 	if c.Cached > 0 {
 		l.answer = min(c.Cached, r.answers[s.replica.Slot])
 	}
@@ -108,6 +112,7 @@ func (l *Lease) confirm() {
 	if l.emptied() {
 		return
 	}
+	l.slot.window.count(l)
 	m := r.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
 		c := &l.req.Prompt.Chains[i]
@@ -236,6 +241,7 @@ func (l *Lease) learn(o *Outcome) {
 	}
 	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
 	if o.CachedKnown && !l.req.NoCache {
+		l.slot.window.told += float64(l.tokens)
 		l.compare(o, m, c)
 	}
 }

@@ -446,6 +446,11 @@ type State struct {
 	Penalty       float64 // seconds
 	HeldBlocks    int64   // of KV cache, by prefixes
 	Capacity      int64   // blocks believed to be there for prefixes
+	// WindowGap is the share of the tokens predicted to be cached that the engine's
+	// counters did not show in the last window of requests whose answers did not
+	// tell, below 0 if they showed more; Windowed is whether there was one lately.
+	WindowGap float64
+	Windowed  bool
 }
 
 // States returns the state of every replica that was seen, by slot.
@@ -457,9 +462,11 @@ func (r *Router) States(now time.Time) []State {
 		if s == nil {
 			continue
 		}
+		gap, windowed := s.window.windowGap(now)
 		out = append(out, State{
 			Replica: s.replica, InFlight: s.queued + s.decoding, Decoding: s.decoding, PendingTokens: s.tokens, Wait: s.wait(now), Pace: s.pace,
 			Penalty: s.penaltyAt(now), HeldBlocks: r.index.Blocks(s.replica.Slot), Capacity: r.index.Capacity(s.replica.Slot),
+			WindowGap: gap, Windowed: windowed,
 		})
 	}
 	return out

@@ -1,7 +1,10 @@
 package trace
 
 import (
+	"context"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 )
 
@@ -23,4 +26,42 @@ func TestTraceIDOfAHeader(t *testing.T) {
 			t.Errorf("%q: %q, want %q", header, got, want)
 		}
 	}
+}
+
+// TestWhichTracesAreKept counts the recording spans of a thousand requests.
+func TestWhichTracesAreKept(t *testing.T) {
+	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer collector.Close()
+	f := func(name, sampler, argument, parent string, least, most int) {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+			t.Setenv("OTEL_TRACES_SAMPLER", sampler)
+			t.Setenv("OTEL_TRACES_SAMPLER_ARG", argument)
+			tracer, err := New(t.Context(), slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tracer.Stop(context.Background()) }()
+			h, kept := http.Header{}, 0
+			if parent != "" {
+				h.Set("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"+parent)
+			}
+			for range 1000 {
+				_, span := tracer.StartServer(tracer.Extract(h), "POST chat")
+				if span.IsRecording() {
+					kept++
+				}
+				span.End()
+			}
+			if kept < least || kept > most {
+				t.Errorf("%d of 1000 are kept, want %d to %d", kept, least, most)
+			}
+		})
+	}
+	f("a tenth by default", "", "", "", 40, 160) // 6 standard deviations
+	f("a client's that is sampled", "", "", "01", 1000, 1000)
+	f("a client's that is not", "", "", "00", 0, 0)
+	f("all if asked for", "parentbased_always_on", "", "", 1000, 1000)
+	f("another share", "parentbased_traceidratio", "0.5", "", 400, 600)
+	f("none", "always_off", "", "01", 0, 0)
 }

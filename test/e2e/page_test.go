@@ -54,7 +54,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 	o.load(t, 12*time.Second)
 	for _, width := range []int{1280, 400} {
 		fleet := browse(t, o.AdminAddr()+"/", "admin", width, 1400)
-		for _, want := range []string{"Fleet at a glance", "Hit rate", "TTFT P95 per replica, last ten minutes", "Last decisions", "completed", "mock"} {
+		for _, want := range []string{"Fleet at a glance", "3 of 3 replicas ready", "Hit rate", "Why the other prompt tokens were computed: new", "TTFT P95 per replica, last ten minutes", "Last decisions", "completed", "mock"} {
 			if !strings.Contains(fleet, want) {
 				t.Errorf("%d pixels: the page does not say %q: %s", width, want, fleet)
 			}

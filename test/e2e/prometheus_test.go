@@ -28,6 +28,7 @@ import (
 	"github.com/warmpath/warmpath/internal/bench"
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
+	"github.com/warmpath/warmpath/test/redistest"
 )
 
 // observed is a gateway over mock replicas that has been under load, and what its
@@ -265,7 +266,8 @@ func (p *prometheus) ask(t *testing.T, expr string) (list []sample) {
 // TestDashboardAndRules has a real Prometheus scrape a gateway under load, and asks
 // it everything that the dashboard and the rules ask.
 func TestDashboardAndRules(t *testing.T) {
-	o := observe(t, nil)
+	redis := redistest.Start(t)
+	o := observe(t, func(c *config.Config) { c.Redis.URL = "redis://" + redis.Addr })
 	p := newPrometheus(t, o.AdminAddr())
 	o.load(t, 20*time.Second)
 	time.Sleep(2 * time.Second) // one more scrape and evaluation
@@ -292,7 +294,7 @@ func TestDashboardAndRules(t *testing.T) {
 			page.panel(panel.Title, curves)
 		}
 	}
-	text := page.picture(t, "dashboard", 1280, 1000)
+	text := page.picture(t, "dashboard", 1280, 1500)
 	for _, panel := range dashboard.Panels {
 		if panel.Type != "row" && !strings.Contains(text, strings.ReplaceAll(panel.Title, "'", "&#39;")) {
 			t.Errorf("the drawing has no panel %q", panel.Title)

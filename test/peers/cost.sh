@@ -27,6 +27,7 @@ start "$HOME_DIR/bin/instant" -listen 127.0.0.1:9182 -proxy $one,$two
 start "$HOME_DIR/bin/vllm-router" --port 9183 --policy cache_aware --worker-urls $one $two --prometheus-port 29183 --log-level error
 start "$HOME_DIR/bin/python" -m sglang_router.launch_router --host 127.0.0.1 --port 9184 --policy cache_aware --worker-urls $one $two --prometheus-port 29184 --log-level error
 start "$gateway" -listen 127.0.0.1:9180 -admin 127.0.0.1:9189 -replica $one -replica $two
+start env OTEL_EXPORTER_OTLP_ENDPOINT=$one "$gateway" -listen 127.0.0.1:9185 -admin 127.0.0.1:9188 -replica $one -replica $two
 sleep "${WARM:-12}"
 
 pids_on() { ss -ltnpH "sport = :$1" | grep -oP 'pid=\K[0-9]+' | sort -u || true; }
@@ -37,7 +38,7 @@ printf '%-14s %4s %5s %6s %8s %7s %8s %8s %6s %7s %6s\n' proxy KB conns stream r
 for _ in $(seq "${ROUNDS:-1}"); do
   for case in ${CASES:-4:1:true 4:16:true 64:16:true 512:1:true 4:16:false}; do
     IFS=: read -r kb conns stream <<<"$case"
-    for proxy in direct:8201 nginx:9181 reverseproxy:9182 vllm-router:9183 sglang-router:9184 warmpath:9180; do
+    for proxy in direct:8201 nginx:9181 reverseproxy:9182 vllm-router:9183 sglang-router:9184 warmpath:9180 traced:9185; do
       name=${proxy%:*} port=${proxy#*:}
       [[ -z "${ONLY:-}" || " $ONLY " == *" $name "* ]] || continue
       pids=$(pids_on "$port")

@@ -47,6 +47,9 @@ func answers(events int) http.Handler {
 			_, _ = io.WriteString(w, body)
 		})
 	}
+	mux.HandleFunc("/v1/traces", func(_ http.ResponseWriter, r *http.Request) { // a collector, too
+		_, _ = io.Copy(io.Discard, r.Body)
+	})
 	mux.HandleFunc("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {

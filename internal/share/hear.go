@@ -344,6 +344,9 @@ func (h *hearing) event(e *router.Event) {
 	if h.foreign && (e.Kind == router.Holds || e.Kind == router.Dropped) {
 		return // its chains mean something else
 	}
+	if e.Kind == router.Routed && (h.foreign || h.cfg.Channels == Load) {
+		e.Chain = nil
+	}
 	h.router.Apply(h.from, e, time.Now())
 }
 

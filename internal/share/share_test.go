@@ -116,9 +116,9 @@ func (m *member) acquire(t testing.TB, p *prefix.Prompt) *router.Lease {
 	return l
 }
 
-// TestABurstIsComputedOnceOnEachReplicaAndCountedEverywhere has four gateways choose for
+// TestABurstSpreadsAndIsComputedOnceOnEachReplica has four gateways choose for
 // 500 requests of one new beginning within ten milliseconds.
-func TestABurstIsComputedOnceOnEachReplicaAndCountedEverywhere(t *testing.T) {
+func TestABurstSpreadsAndIsComputedOnceOnEachReplica(t *testing.T) {
 	const gateways, replicas, requests = 4, 8, 500
 	redis := redistest.Start(t)
 	var members []*member
@@ -162,9 +162,7 @@ func TestABurstIsComputedOnceOnEachReplicaAndCountedEverywhere(t *testing.T) {
 	}
 	hit := 1 - float64(len(cold))/requests // what each computes once, the others find
 	t.Logf("chosen within %v: busiest %.2f × the mean, hit rate %.3f", took, float64(busiest)*replicas/requests, hit)
-	// How evenly is the policy's, and depends on when each has heard what of the others:
-	// internal/lab holds a bound at fixed lags.
-	if hit < 0.97 {
+	if hit < 0.97 || float64(busiest)*replicas/requests > 1.5 {
 		t.Errorf("busiest %d of %d: %v, hit rate %.3f", busiest, requests, counts, hit)
 	}
 	for _, m := range members {

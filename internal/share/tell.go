@@ -137,9 +137,7 @@ func (t *telling) tellLoad(ctx context.Context) error {
 	}
 	b := t.begin(loadChannel)
 	b.notices(notices)
-	for i := range events {
-		b.load(&events[i])
-	}
+	b.loads(events)
 	if len(events) > 0 {
 		t.echoes.note(t.numbers[loadChannel], since)
 	}
@@ -161,6 +159,10 @@ func (t *telling) tellRest(ctx context.Context) error {
 	if now.Sub(t.opened) >= openEvery-prefixEvery/2 {
 		t.opened = now
 		b := t.begin(loadChannel)
+		if !t.failing { // what waits says more than the list: for what prompts work is
+			t.spare, _ = t.out.takeLoad(t.spare)
+			b.loads(t.spare)
+		}
 		t.spare = t.out.takeOpen(t.spare)
 		b.open(t.spare)
 		b.notices(t.out.takeNotices())

@@ -56,10 +56,10 @@ func (l *lines) String() string {
 	return l.buf.String()
 }
 
-// join starts a member of a fleet of n replicas. Leave may be called early.
-func join(t testing.TB, url string, n int) (m *member, leave func()) {
+// newMember makes a member of a fleet of n replicas.
+func newMember(t testing.TB, url string, n int, set ...func(*Config)) *member {
 	t.Helper()
-	m = &member{model: &replica.Model{Name: "m"}, log: &lines{}}
+	m := &member{model: &replica.Model{Name: "m"}, log: &lines{}}
 	for i := range n {
 		m.model.Replicas = append(m.model.Replicas, replica.Virtual(fmt.Sprintf("r%d:80", i), i))
 	}
@@ -72,11 +72,21 @@ func join(t testing.TB, url string, n int) (m *member, leave func()) {
 	}
 	cfg := DefaultConfig()
 	cfg.URL = url
-	set := &replica.Set{Replicas: m.model.Replicas, Complete: true}
-	m.Share, err = New(cfg, slog.New(slog.NewTextHandler(m.log, nil)), metrics.NewShare(prometheus.NewRegistry()), still{set}, m.router)
+	for _, f := range set {
+		f(&cfg)
+	}
+	pool := still{&replica.Set{Replicas: m.model.Replicas, Complete: true}}
+	m.Share, err = New(cfg, slog.New(slog.NewTextHandler(m.log, nil)), metrics.NewShare(prometheus.NewRegistry()), pool, m.router)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return m
+}
+
+// join starts a member. Leave may be called early.
+func join(t testing.TB, url string, n int, set ...func(*Config)) (m *member, leave func()) {
+	t.Helper()
+	m = newMember(t, url, n, set...)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { m.Run(ctx); close(ended) }()

@@ -383,6 +383,46 @@ func TestRedisInTroubleCostsNoRequest(t *testing.T) {
 	}, true)
 }
 
+// TestSharingOverTLS, as a user with a password: with the server's authority in a file
+// it works, and with another one or none the log says what to do, and nothing is shared.
+func TestSharingOverTLS(t *testing.T) {
+	ours, another := newAuthority(t), newAuthority(t)
+	cert, key := ours.sign("redis", "redis.test")
+	redis, addr := redistest.StartTLS(t, cert, key, ours.file)
+	redis.Do("ACL", "SETUSER", "gateways", "on", ">s3cret", "~wp:*", "resetchannels", "-@all",
+		"+xadd", "+xread", "+xrevrange", "+xinfo", "+expire", "+set", "+del")
+	_, urls := mocks(t, 2, nil)
+	over := func(ca string) func(*config.Config) {
+		return func(c *config.Config) {
+			c.Redis.URL, c.Redis.Password, c.Redis.CAFile, c.Redis.WarmStart = "rediss://gateways@"+addr, "s3cret", ca, time.Second
+		}
+	}
+	trusting := []*gate{start(t, over(ours.file), urls...), start(t, over(ours.file), urls...)}
+	for _, g := range trusting {
+		g.meets(1)
+		g.works()
+	}
+	held := trusting[0].must(chatPath, talk(words(1, 8000))).replica()
+	settle(t)
+	if a := trusting[1].must(chatPath, talk(words(1, 8000), "yes", "and then?")); a.replica() != held {
+		t.Errorf("it goes on at %s, %s holds it", a.replica(), held)
+	}
+	for name, ca := range map[string]string{"another authority": another.file, "none": ""} {
+		t.Run(name, func(t *testing.T) {
+			g := startUnready(t, over(ca), urls...)
+			eventually(t, "it begins anyway", g.Ready)
+			g.must(chatPath, talk("hi"))
+			g.logged("Redis cannot be used", "-redis-ca")
+			if up := g.metric("warmpath_share_up"); up != 0 {
+				t.Errorf("warmpath_share_up is %v", up)
+			}
+			if strings.Contains(g.log.String(), "s3cret") {
+				t.Error("the password is in the log")
+			}
+		})
+	}
+}
+
 // TestEveryKeyExpires, is in one place of a Cluster, and is found without a search.
 func TestEveryKeyExpires(t *testing.T) {
 	redis := redistest.Start(t)

@@ -579,6 +579,47 @@ func TestDrainsAndBadNewsGetAbout(t *testing.T) {
 	}
 }
 
+// TestDrainsAreNotLostWhileAGatewayIsCutOff: what an operator orders at one gateway holds
+// at the other, be it that the first could not tell it or the second not hear it.
+func TestDrainsAreNotLostWhileAGatewayIsCutOff(t *testing.T) {
+	redis := redistest.Start(t)
+	link := redistest.Connect(t, redis.Addr)
+	one, two := newWorker(t, fine(t)), newWorker(t, fine(t))
+	over := func(addr string) *gate {
+		return start(t, func(c *config.Config) { c.Redis.URL, c.Replica.ProbeInterval = "redis://"+addr, time.Hour }, one.url, two.url)
+	}
+	there, away := over(redis.Addr), over(link.Addr)
+	there.meets(1)
+	away.meets(1)
+	order := func(g *gate, what string) {
+		t.Helper()
+		resp, err := g.client.Post(g.AdminAddr()+"/replicas/"+one.id+"/"+what, "", nil)
+		if err != nil || whole(resp).status != http.StatusNoContent {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		what string
+		at   *gate
+		up   float64
+	}{{"drain", there, 1}, {"undrain", there, 2}, {"drain", away, 1}, {"undrain", away, 2}} {
+		link.Cut(true)
+		there.meets(0) // it was silent for 3 s: its load is of the past
+		eventually(t, "it notices", func() bool { return away.metric("warmpath_share_up") == 0 })
+		order(c.at, c.what)
+		pass(t, time.Now(), 700*time.Millisecond)
+		link.Cut(false)
+		for _, g := range []*gate{there, away} {
+			eventually(t, fmt.Sprintf("the %s is known (cut off: the one ordered %v, this one %v)", c.what, c.at == away, g == away), func() bool { return g.metric("warmpath_replica_up") == c.up })
+			g.works()
+			g.meets(1)
+		}
+		if n := there.metric("warmpath_replica_up"); n != c.up {
+			t.Errorf("%s: %v are up in the end", c.what, n)
+		}
+	}
+}
+
 // TestEachReplicasMetricsAreReadByOneGateway, of three; when that one goes another does.
 func TestEachReplicasMetricsAreReadByOneGateway(t *testing.T) {
 	redis := redistest.Start(t)

@@ -32,6 +32,7 @@ type outbox struct {
 	loadSince time.Time // when the oldest of these came
 	open      []router.Event
 	notices   []notice
+	ordered   map[uint64]bool          // replicas that were drained or undrained here
 	facts     map[uint64]replica.Facts // what was read here, by replica
 	at        map[uint64]int           // where a lease is in open
 
@@ -62,7 +63,7 @@ const (
 
 func newOutbox(loads, prefixes bool) *outbox {
 	return &outbox{
-		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{}, facts: map[uint64]replica.Facts{},
+		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{}, facts: map[uint64]replica.Facts{}, ordered: map[uint64]bool{},
 		heldAt: map[fact]int{}, told: map[fact]knowledge{}, past: map[fact]knowledge{},
 	}
 }
@@ -88,15 +89,39 @@ func (o *outbox) report(e router.Event) {
 	}
 }
 
-// notice keeps a word about a replica to be sent.
+// notice keeps a word about a replica to be sent. Of an earlier one about the same it
+// takes the place.
 func (o *outbox) notice(n notice) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.loads || len(o.notices) >= maxNotices {
+	if !o.loads {
 		return
 	}
-	o.notices = append(o.notices, n)
+	if n.kind != isUnwell {
+		o.ordered[n.replica] = true
+	}
+	o.notices = slices.DeleteFunc(o.notices, n.replaces)
+	if len(o.notices) < maxNotices {
+		o.notices = append(o.notices, n)
+	}
 	o.rouse()
+}
+
+// orders reports whether an operator has ever drained or undrained a replica here.
+func (o *outbox) orders(replica uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ordered[replica]
+}
+
+// unsent takes words back that Redis did not take. What came since is newer.
+func (o *outbox) unsent(list []notice) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range o.notices {
+		list = slices.DeleteFunc(list, n.replaces)
+	}
+	o.notices = append(list, o.notices...)
 }
 
 func (o *outbox) rouse() {

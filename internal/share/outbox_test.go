@@ -155,6 +155,32 @@ func TestPromptsOfWorkAreBoundedAndToldOnce(t *testing.T) {
 	}
 }
 
+// TestWordsAboutReplicasAreKeptUntilTheyAreSent: the last one of a drain and its end
+// holds, however long Redis is away and whatever failed in between.
+func TestWordsAboutReplicasAreKeptUntilTheyAreSent(t *testing.T) {
+	o := newOutbox(true, true)
+	o.notice(notice{1, wasDrained})
+	o.notice(notice{1, isUnwell})
+	o.notice(notice{2, wasUndrained})
+	failed := o.takeNotices()
+	o.notice(notice{1, wasUndrained})
+	o.unsent(failed)
+	for range 5000 {
+		o.notice(notice{3, isUnwell})
+		o.notice(notice{2, wasDrained})
+	}
+	want := []notice{{1, isUnwell}, {1, wasUndrained}, {3, isUnwell}, {2, wasDrained}}
+	if got := o.takeNotices(); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	for i := range 2 * maxNotices {
+		o.notice(notice{uint64(i), isUnwell})
+	}
+	if n := len(o.takeNotices()); n != maxNotices {
+		t.Errorf("%d wait", n)
+	}
+}
+
 // BenchmarkReport is what a request costs its router: three events of load and a new
 // prompt of 100 KB.
 func BenchmarkReport(b *testing.B) {

@@ -69,6 +69,11 @@ type notice struct {
 	kind    byte
 }
 
+// replaces reports whether n makes an earlier word of no use.
+func (n notice) replaces(earlier notice) bool {
+	return n.replica == earlier.replica && (n.kind == isUnwell) == (earlier.kind == isUnwell)
+}
+
 // Bounds on what another's batch may claim. They are far above what is real.
 const (
 	maxReplicas   = 1 << 12

@@ -144,7 +144,8 @@ func (t *telling) tellLoad(ctx context.Context) error {
 	p := t.client.Pipeline()
 	t.add(ctx, p, loadChannel, b.data)
 	if err := t.exec(ctx, p); err != nil {
-		t.metrics.Dropped[loadChannel].Add(float64(b.records))
+		t.out.unsent(notices)
+		t.metrics.Dropped[loadChannel].Add(float64(len(events)))
 		return err
 	}
 	t.metrics.RecordsOut[loadChannel].Add(float64(b.records))
@@ -156,6 +157,7 @@ func (t *telling) tellRest(ctx context.Context) error {
 	now := time.Now()
 	p := t.client.Pipeline()
 	var records [2]int
+	var notices []notice
 	if now.Sub(t.opened) >= openEvery-prefixEvery/2 {
 		t.opened = now
 		b := t.begin(loadChannel)
@@ -165,7 +167,8 @@ func (t *telling) tellRest(ctx context.Context) error {
 		}
 		t.spare = t.out.takeOpen(t.spare)
 		b.open(t.spare)
-		b.notices(t.out.takeNotices())
+		notices = t.out.takeNotices()
+		b.notices(notices)
 		b.notices(t.drained())
 		for hash, f := range t.out.takeFacts() {
 			b.facts(hash, f)
@@ -190,6 +193,7 @@ func (t *telling) tellRest(ctx context.Context) error {
 		t.out.rest()
 	}
 	if err := t.exec(ctx, p); err != nil {
+		t.out.unsent(notices)
 		return err
 	}
 	t.unsent = nil

@@ -40,6 +40,7 @@ e2e: ## against real vLLM replicas on this machine's CPU, real Redis servers, a 
 	test/vllm/setup.sh
 	command -v redis-server || apt-get install -y redis-server
 	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 ./internal/share
+	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 -v -run RedisInTrouble ./internal/gateway -trouble 20s
 	WARMPATH_NEED_REDIS=1 $(GO) test -tags e2e -count=1 -v -timeout 25m ./test/e2e/
 
 chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then restarts and 2,000 streams

@@ -96,7 +96,7 @@ func TestFirstTokenIsNotTheFirstEvent(t *testing.T) {
 // pass waits until a time has passed since began.
 func pass(t testing.TB, began time.Time, d time.Duration) {
 	t.Helper()
-	eventually(t, "time passes", func() bool { return time.Since(began) >= d })
+	within(t, d+patience, "time passes", func() bool { return time.Since(began) >= d })
 }
 
 func TestWhyThereIsNoFirstToken(t *testing.T) {

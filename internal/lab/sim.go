@@ -37,8 +37,8 @@ type Scenario struct {
 	// Gateways is how many there are in front of the replicas, each with a view of its
 	// own; requests come to them at random. 0 is 1.
 	Gateways int
-	// LoadLag and PrefixLag are how late a gateway learns what another has sent and
-	// what replicas hold by that; [Never] is not at all. Only our own policies share.
+	// LoadLag and PrefixLag are how late a gateway learns what another has sent, with
+	// the prompt if it is much work, and what replicas hold; [Never] is not at all. Only our own policies share.
 	LoadLag, PrefixLag time.Duration
 }
 
@@ -178,6 +178,9 @@ func (f *fleet) share(from int, e router.Event) {
 	lag := f.s.LoadLag
 	if e.Kind >= router.Holds {
 		lag = f.s.PrefixLag
+	}
+	if e.Kind == router.Routed && f.s.PrefixLag == Never {
+		e.Chain = nil // as the load channel has none without the prefix channel
 	}
 	if lag == Never {
 		return

@@ -72,8 +72,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 		chain := &req.Prompt.Chains[i]
 		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
 	}
-	l.tell(Event{Kind: Routed, Work: l.work, Tokens: l.uncached, Stream: l.stream})
-	l.tellPrompt(Event{Kind: Holds})
+	l.tellRouted()
 	return l
 }
 

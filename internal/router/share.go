@@ -36,11 +36,14 @@ type Event struct {
 	Tokens int     // uncached prompt tokens
 	Stream bool    // its prefill's end will be seen
 
-	// Of Holds and Dropped.
+	// Of Holds and Dropped, and of a Routed that has much work: then it says Holds too.
 	Chain  *prefix.Chain // valid during the call alone
 	Factor float64       // the sender's tokens for each that the chain counts
-	Prompt int           // what the engine counted in all of it, 0 if it is not known
-	Answer int           // tokens that it generated behind it, 0 if they are not known
+
+	// Of Holds and Dropped.
+	Known  bool // the Routed of the same request has said so
+	Prompt int  // what the engine counted in all of it, 0 if it is not known
+	Answer int  // tokens that it generated behind it, 0 if they are not known
 
 	// Of Keeps; Tokens are those that the response left at the replica.
 	Session prefix.Hash
@@ -59,7 +62,10 @@ func (e *Event) plausible() bool {
 	if !(e.Work >= 0 && e.Work <= maxEventWork) || !whole(e.Tokens) || !whole(e.Prompt) || !whole(e.Answer) {
 		return false
 	}
-	return e.Kind != Holds && e.Kind != Dropped || e.Chain != nil && e.Factor >= minFactor && e.Factor <= maxFactor && (e.Prompt == 0 || plausible(e.Prompt, e.Chain))
+	if e.Chain == nil {
+		return e.Kind != Holds && e.Kind != Dropped
+	}
+	return e.Factor >= minFactor && e.Factor <= maxFactor && (e.Prompt == 0 || plausible(e.Prompt, e.Chain))
 }
 
 // share is what a router knows of the others. The router's lock guards it.
@@ -120,8 +126,9 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 		}
 	case Holds:
 		slot := s.replica.Slot
-		r.index.Reserve(e.Chain, slot, e.Factor)
-		r.index.Confirm(e.Chain, slot, e.Factor)
+		if !e.Known || !r.holdsAll(e.Chain, slot) {
+			r.heldBy(e, slot)
+		}
 		if e.Prompt > 0 {
 			r.index.Learn(e.Chain, slot, e.Prompt)
 		}
@@ -147,11 +154,42 @@ func (r *Router) routedBy(peer uint64, s *slot, e *Event, now time.Time) *Lease 
 		r.share.leases[peer] = of
 	}
 	l := &Lease{router: r, slot: s, id: e.Lease, at: now, stream: e.Stream, uncached: e.Tokens, work: e.Work}
+	if e.Chain != nil {
+		r.overlap(l, e)
+	}
 	s.count(now)
 	s.push(l)
 	s.reserve(l.work, now)
 	of[e.Lease] = l
 	return l
+}
+
+// overlap takes from a lease of another router what its replica holds, or is about to
+// hold, by what that router did not know yet. In a burst of one new prompt each router
+// has every replica compute it, as far as it knows; the engine does so once. Counted as
+// often as told, it would send all of the burst where fewer routers have begun.
+func (r *Router) overlap(l *Lease, e *Event) {
+	slot := l.slot.replica.Slot
+	known := r.index.Find(e.Chain, r.matches)
+	total := int(known.Tokens) + int(e.Factor*float64(e.Chain.Tokens-e.Chain.UpTo(known.Cut)))
+	cached := r.usable(slot, int(r.matches[slot].Tokens), total)
+	if left := total - cached; left < l.uncached {
+		l.work *= work(cached, left) / work(max(0, total-l.uncached), l.uncached)
+		l.uncached = left
+	}
+	r.heldBy(e, slot)
+}
+
+// heldBy takes another's word that a slot holds a prompt.
+func (r *Router) heldBy(e *Event, slot int) {
+	r.index.Reserve(e.Chain, slot, e.Factor)
+	r.index.Confirm(e.Chain, slot, e.Factor)
+}
+
+// holdsAll reports whether a slot is believed to hold a chain to its last cut.
+func (r *Router) holdsAll(c *prefix.Chain, slot int) bool {
+	r.index.Find(c, r.matches)
+	return int(r.matches[slot].Cut) == len(c.Cuts)-1
 }
 
 func (r *Router) endedBy(peer uint64, l *Lease, now time.Time) {
@@ -231,6 +269,22 @@ func (r *Router) Know(rep *replica.Replica) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slot(rep)
+}
+
+// tellWork is the work, in seconds, from which others are told at once what prompt it is
+// spent on. An engine cannot do more than 1/tellWork of such prompts in a second, which
+// bounds what there is to tell. With 0.05 the lab's gateways make copies of one hot prompt
+// later than one gateway does.
+const tellWork = 0.02
+
+// tellRouted reports the choice, and what will be held by it.
+func (l *Lease) tellRouted() {
+	e := Event{Kind: Routed, Work: l.work, Tokens: l.uncached, Stream: l.stream}
+	if p := l.req.Prompt; l.work >= tellWork && len(p.Chains) == 1 && len(p.Chains[0].Cuts) > 0 && l.req.Previous == 0 && !l.req.NoCache {
+		e.Chain, e.Factor = &p.Chains[0], l.router.model(l.req.Model).factorOf(&p.Chains[0])
+	}
+	l.tell(e)
+	l.tellPrompt(Event{Kind: Holds, Known: e.Chain != nil})
 }
 
 // tell reports an event of a lease.

@@ -79,6 +79,71 @@ func TestWhatAnotherGatewayHasSentCountsHereUntilItIsOver(t *testing.T) {
 	p.two.idle()
 }
 
+// TestOnePromptThatManyGatewaysSendIsOnePrefill: each of them had it computed as far as
+// it knew; the engine does so once.
+func TestOnePromptThatManyGatewaysSendIsOnePrefill(t *testing.T) {
+	body := func(question string) string {
+		return `{"messages":[{"role":"system","content":"` + strings.Repeat("a long story. ", 4000) + `"},{"role":"user","content":"` + question + `"}]}`
+	}
+	for _, c := range []struct {
+		name  string
+		ask   func(*Request)
+		once  bool
+		other string // what the second sends
+	}{
+		{"the same beginning", nil, true, body("and then?")},
+		{"another prompt", nil, false, `{"messages":[{"role":"user","content":"` + strings.Repeat("another story. ", 4000) + `"}]}`},
+		{"the engine must not look into its cache", func(r *Request) { r.NoCache = true }, false, body("and then?")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPair(t, 1)
+			ask := func(f *fleet, body string) *Lease {
+				r := &Request{Prompt: f.prompt(body), Stream: true}
+				if c.ask != nil {
+					c.ask(r)
+				}
+				return f.acquire(r)
+			}
+			own := ask(p.two, body("how does it begin?"))
+			work := p.two.r.States(p.two.now)[0].Wait
+			told := ask(p.one, c.other)
+			p.deliver(Holds) // which comes later
+			both := p.two.r.States(p.two.now)[0]
+			if once := both.Wait < 1.1*work; once != c.once {
+				t.Errorf("%.3f s before it, %.3f s and %d tokens after it", work, both.Wait, both.PendingTokens)
+			}
+			if c.once { // so is a third's, by what the two told
+				if _, cached := ask(p.two, body("and in the end?")).Tokens(); cached < 14_000 {
+					t.Errorf("%d tokens are believed to be cached", cached)
+				}
+				return
+			}
+			own.Done(Outcome{End: Canceled}, p.two.now)
+			told.Done(Outcome{End: Canceled}, p.one.now)
+			p.deliver()
+			p.two.idle()
+		})
+	}
+}
+
+// TestThePromptComesWithTheWork, so that others find it before the prefix channel has told.
+func TestThePromptComesWithTheWork(t *testing.T) {
+	p := newPair(t, 4)
+	body := `{"messages":[{"role":"user","content":"` + strings.Repeat("a long story. ", 4000) + `"}]}`
+	sent := p.one.acquire(&Request{Prompt: p.one.prompt(body), Stream: true})
+	p.deliver(Holds)
+	got := p.two.acquire(&Request{Prompt: p.two.prompt(body), Stream: true})
+	if _, cached := got.Tokens(); got.Replica().Slot != sent.Replica().Slot || cached < 10_000 {
+		t.Errorf("it goes to replica %d with %d tokens cached; replica %d is computing it", got.Replica().Slot, cached, sent.Replica().Slot)
+	}
+	short := p.one.acquire(&Request{Prompt: p.one.prompt(`{"messages":[{"role":"user","content":"short"}]}`)})
+	for _, e := range p.told {
+		if e.Kind == Routed && e.Lease == short.id && e.Chain != nil {
+			t.Error("little work is told with its prompt")
+		}
+	}
+}
+
 func TestWhatAnotherGatewaysReplicasHoldIsFoundHere(t *testing.T) {
 	p := newPair(t, 4)
 	body := `{"messages":[{"role":"system","content":"` + strings.Repeat("Be brief and kind. ", 300) + `"},{"role":"user","content":"hello"}]}`

@@ -50,7 +50,7 @@ func (c *Config) options() (*redis.UniversalOptions, error) {
 	}
 	o := &redis.UniversalOptions{
 		Protocol: 2, DisableIdentity: true, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
-		DialTimeout: commandTime, ReadTimeout: commandTime, WriteTimeout: commandTime, PoolTimeout: commandTime, PoolSize: 4,
+		DialTimeout: commandTime, ReadTimeout: commandTime, WriteTimeout: commandTime, PoolTimeout: commandTime, PoolSize: 4, PipelinePoolSize: -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	o.Username = u.User.Username()

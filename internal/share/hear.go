@@ -58,6 +58,7 @@ type hearing struct {
 	*Share
 	channels []int // that are heard
 	last     [2]streamID
+	old      streamID // up to here, the load channel is from when this gateway could not hear
 	peers    map[uint64]*peer
 	lags     []time.Duration // the last ones of one's own echo
 	again    backoff
@@ -74,6 +75,7 @@ type hearing struct {
 	from     uint64       // who sent the batch that is being applied
 	now      time.Time    // when it came
 	foreign  bool         // its prompts are cut by another rule
+	late     bool         // it is load of the past: only words about replicas still count
 	replayed bool         // it is history
 }
 
@@ -116,8 +118,8 @@ func (h *hearing) lost(err error) {
 	}
 }
 
-// start begins to hear, for the first time or again. Old load is of no use; what was
-// told of prefixes is, and the first time all of it that there is.
+// start begins to hear, for the first time or again. Old load is of no use; drains and
+// what was told of prefixes are, and of the latter the first time all that there is.
 func (h *hearing) start(ctx context.Context) error {
 	first := h.upSince.IsZero()
 	began := time.Now()
@@ -125,8 +127,10 @@ func (h *hearing) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if first || h.last[loadChannel] == (streamID{}) || last.before(h.last[loadChannel]) || time.Since(h.down) > silence {
+	if first || h.last[loadChannel] == (streamID{}) || last.before(h.last[loadChannel]) {
 		h.last[loadChannel] = last
+	} else if time.Since(h.down) > silence {
+		h.old = last
 	}
 	if first {
 		h.know(ctx)
@@ -250,6 +254,7 @@ func (h *hearing) hear(ctx context.Context) error {
 		}
 		for _, e := range s.Messages {
 			h.last[channel] = parseID(e.ID)
+			h.late = channel == loadChannel && !h.old.before(h.last[channel])
 			h.apply(channel, data(e))
 		}
 	}
@@ -307,7 +312,7 @@ func (h *hearing) apply(channel int, text []byte) {
 		}
 		return
 	}
-	if !h.replayed && !h.meet(channel, head) {
+	if !h.replayed && !h.late && !h.meet(channel, head) {
 		return
 	}
 	h.from, h.foreign = head.gateway, head.rule != prefix.Rules()
@@ -341,14 +346,24 @@ func (h *hearing) meet(channel int, head head) bool {
 
 // event applies a record.
 func (h *hearing) event(e *router.Event) {
+	if h.late {
+		return
+	}
 	if h.foreign && (e.Kind == router.Holds || e.Kind == router.Dropped) {
 		return // its chains mean something else
+	}
+	if e.Kind == router.Routed && (h.foreign || h.cfg.Channels == Load) {
+		e.Chain = nil
 	}
 	h.router.Apply(h.from, e, time.Now())
 }
 
 // open applies a list of requests under way.
-func (h *hearing) open(list []router.Event) { h.router.Open(h.from, list, time.Now()) }
+func (h *hearing) open(list []router.Event) {
+	if !h.late {
+		h.router.Open(h.from, list, time.Now())
+	}
+}
 
 // notice applies a word about a replica. That it is not well is checked, not believed.
 func (h *hearing) notice(n notice) {
@@ -358,7 +373,7 @@ func (h *hearing) notice(n notice) {
 		}
 		switch n.kind {
 		case isUnwell:
-			if r.Ready() {
+			if r.Ready() && !h.late {
 				r.Doubt()
 			}
 		case wasDrained:
@@ -366,7 +381,7 @@ func (h *hearing) notice(n notice) {
 		case wasUndrained:
 			r.Drain(false)
 		case isDrained:
-			if !h.settled { // later it may have been undone here
+			if !h.settled && !h.out.orders(n.replica) { // it may have been undone here
 				r.Drain(true)
 			}
 		}
@@ -375,6 +390,9 @@ func (h *hearing) notice(n notice) {
 
 // facts takes what a replica told another gateway.
 func (h *hearing) facts(hash uint64, f replica.Facts) {
+	if h.late {
+		return
+	}
 	for _, r := range h.pool.Set().Replicas {
 		if r.Hash == hash {
 			h.pool.Heard(r, f)

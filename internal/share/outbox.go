@@ -13,6 +13,7 @@ import (
 // Bounds on what waits to be sent. When one is reached the older half is dropped.
 const (
 	maxLoad      = 1 << 14 // events
+	maxLoadBytes = 1 << 20 // of their chains; beyond, they are told without
 	maxHeld      = 1 << 13 // chains and sessions
 	maxHeldBytes = 4 << 20 // of chains
 	maxNotices   = 1 << 10
@@ -27,15 +28,19 @@ type outbox struct {
 
 	mu        sync.Mutex
 	load      []router.Event
+	loadBytes int       // of their chains
 	loadSince time.Time // when the oldest of these came
 	open      []router.Event
 	notices   []notice
+	ordered   map[uint64]bool          // replicas that were drained or undrained here
 	facts     map[uint64]replica.Facts // what was read here, by replica
 	at        map[uint64]int           // where a lease is in open
 
 	held       []router.Event // of Holds and Keeps; chains are its own
 	heldBytes  int
-	heldAt     map[fact]int // where one is in held
+	heldAt     map[fact]int  // where one is in held
+	own        *prefix.Chain // the last copy of a chain
+	ownOf      uint64        // whose prompt that is, by lease
 	told, past map[fact]knowledge
 	dropped    [2]int // records that nobody was told, by channel, since take
 }
@@ -58,7 +63,7 @@ const (
 
 func newOutbox(loads, prefixes bool) *outbox {
 	return &outbox{
-		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{}, facts: map[uint64]replica.Facts{},
+		loads: loads, prefixes: prefixes, wake: make(chan struct{}, 1), at: map[uint64]int{}, facts: map[uint64]replica.Facts{}, ordered: map[uint64]bool{},
 		heldAt: map[fact]int{}, told: map[fact]knowledge{}, past: map[fact]knowledge{},
 	}
 }
@@ -84,15 +89,39 @@ func (o *outbox) report(e router.Event) {
 	}
 }
 
-// notice keeps a word about a replica to be sent.
+// notice keeps a word about a replica to be sent. Of an earlier one about the same it
+// takes the place.
 func (o *outbox) notice(n notice) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.loads || len(o.notices) >= maxNotices {
+	if !o.loads {
 		return
 	}
-	o.notices = append(o.notices, n)
+	if n.kind != isUnwell {
+		o.ordered[n.replica] = true
+	}
+	o.notices = slices.DeleteFunc(o.notices, n.replaces)
+	if len(o.notices) < maxNotices {
+		o.notices = append(o.notices, n)
+	}
 	o.rouse()
+}
+
+// orders reports whether an operator has ever drained or undrained a replica here.
+func (o *outbox) orders(replica uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ordered[replica]
+}
+
+// unsent takes words back that Redis did not take. What came since is newer.
+func (o *outbox) unsent(list []notice) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range o.notices {
+		list = slices.DeleteFunc(list, n.replaces)
+	}
+	o.notices = append(list, o.notices...)
 }
 
 func (o *outbox) rouse() {
@@ -129,6 +158,7 @@ func (o *outbox) takeFacts() (facts map[uint64]replica.Facts) {
 
 // account keeps the list of requests under way.
 func (o *outbox) account(e router.Event) {
+	e.Chain = nil // it was told
 	i, known := o.at[e.Lease]
 	switch {
 	case e.Kind == router.Routed && !known:
@@ -148,8 +178,16 @@ func (o *outbox) account(e router.Event) {
 func (o *outbox) push(e router.Event) {
 	if len(o.load) >= maxLoad {
 		o.dropped[loadChannel] += maxLoad / 2
+		for i := range o.load[:maxLoad/2] {
+			o.loadBytes -= chainBytes(o.load[i].Chain)
+		}
 		o.load = o.load[:copy(o.load, o.load[maxLoad/2:])]
 	}
+	if e.Chain != nil && (!o.prefixes || o.loadBytes >= maxLoadBytes) {
+		e.Chain = nil
+	}
+	o.copyChain(&e)
+	o.loadBytes += chainBytes(e.Chain)
 	if len(o.load) == 0 {
 		o.loadSince = time.Now()
 		o.rouse()
@@ -175,7 +213,7 @@ func (o *outbox) hold(e router.Event) {
 	}
 	if i, waiting := o.heldAt[f]; waiting {
 		w := &o.held[i]
-		w.Kind = e.Kind // it may have been withdrawn
+		w.Kind, w.Known = e.Kind, w.Known && e.Known // it may have been withdrawn
 		w.Factor, w.Prompt, w.Answer, w.Tokens = e.Factor, max(w.Prompt, e.Prompt), max(w.Answer, e.Answer), e.Tokens
 		o.told[f] |= news
 		return
@@ -216,15 +254,33 @@ func (o *outbox) keep(f fact, e router.Event) {
 	if len(o.held) >= maxHeld || o.heldBytes >= maxHeldBytes {
 		o.dropHeld(len(o.held) / 2)
 	}
-	if e.Chain != nil {
-		e.Chain = &prefix.Chain{Cuts: slices.Clone(e.Chain.Cuts), Tokens: e.Chain.Tokens, Exact: e.Chain.Exact}
-		o.heldBytes += cutBytes * len(e.Chain.Cuts)
-	}
+	o.copyChain(&e)
+	o.heldBytes += chainBytes(e.Chain)
 	o.heldAt[f] = len(o.held)
 	o.held = append(o.held, e)
 }
 
+// copyChain makes an event's chain one of the outbox's own. What a request's routing and
+// its holding say of one prompt is one copy, which nobody changes.
+func (o *outbox) copyChain(e *router.Event) {
+	if e.Chain == nil {
+		return
+	}
+	last := len(e.Chain.Cuts) - 1
+	if o.own == nil || o.ownOf != e.Lease || len(o.own.Cuts) != last+1 || o.own.Cuts[last] != e.Chain.Cuts[last] {
+		o.own, o.ownOf = &prefix.Chain{Cuts: slices.Clone(e.Chain.Cuts), Tokens: e.Chain.Tokens, Exact: e.Chain.Exact}, e.Lease
+	}
+	e.Chain = o.own
+}
+
 const cutBytes = 16
+
+func chainBytes(c *prefix.Chain) int {
+	if c == nil {
+		return 0
+	}
+	return cutBytes * len(c.Cuts)
+}
 
 // dropHeld forgets the oldest n events of the prefix channel, and that they were told.
 func (o *outbox) dropHeld(n int) {
@@ -241,9 +297,7 @@ func (o *outbox) dropHeld(n int) {
 		}
 	}
 	for i := range o.held {
-		if c := o.held[i].Chain; c != nil {
-			o.heldBytes += cutBytes * len(c.Cuts)
-		}
+		o.heldBytes += chainBytes(o.held[i].Chain)
 	}
 }
 
@@ -269,7 +323,7 @@ func (o *outbox) rest() {
 func (o *outbox) takeLoad(spare []router.Event) (events []router.Event, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	events, o.load = o.load, spare[:0]
+	events, o.load, o.loadBytes = o.load, spare[:0], 0
 	return events, o.loadSince
 }
 
@@ -278,7 +332,7 @@ func (o *outbox) takeLoad(spare []router.Event) (events []router.Event, since ti
 func (o *outbox) takeOpen(spare []router.Event) []router.Event {
 	o.mu.Lock()
 	list := append(spare[:0], o.open...)
-	o.load = o.load[:0]
+	o.load, o.loadBytes = o.load[:0], 0
 	o.mu.Unlock()
 	slices.SortFunc(list, func(a, b router.Event) int { // leases near each other are short
 		if a.Lease < b.Lease {
@@ -295,11 +349,9 @@ func (o *outbox) takeHeld(bytes int) []router.Event {
 	defer o.mu.Unlock()
 	n := 0
 	for ; n < len(o.held) && bytes > 0; n++ {
-		bytes -= 32
-		if c := o.held[n].Chain; c != nil {
-			bytes -= cutBytes * len(c.Cuts)
-			o.heldBytes -= cutBytes * len(c.Cuts)
-		}
+		size := chainBytes(o.held[n].Chain)
+		bytes -= 32 + size
+		o.heldBytes -= size
 	}
 	if n == len(o.held) { // as always, unless there is very much
 		events := o.held

@@ -103,6 +103,84 @@ func TestTheListOfWhatIsUnderWay(t *testing.T) {
 	}
 }
 
+// TestPromptsOfWorkAreBoundedAndToldOnce: beyond what may wait, work is told without
+// them, and the list of what is under way has none.
+func TestPromptsOfWorkAreBoundedAndToldOnce(t *testing.T) {
+	long := make([]prefix.Hash, 200)
+	report := func(o *outbox, lease int) {
+		for i := range long {
+			long[i] = prefix.Hash(1000*lease + i)
+		}
+		for _, kind := range []router.EventKind{router.Routed, router.Holds} {
+			o.report(router.Event{Kind: kind, Replica: 1, Lease: uint64(lease), Chain: chain(128, long...), Factor: 1})
+		}
+	}
+	o := newOutbox(true, true)
+	const n = 2 * maxLoadBytes / (cutBytes * 200)
+	for round := range 2 { // the memory is free again when it was taken
+		for i := range n {
+			report(o, 1+n*round+i)
+		}
+		with := 0
+		events, _ := o.takeLoad(nil)
+		for _, e := range events {
+			if e.Chain != nil {
+				with++
+			}
+		}
+		if len(events) != n || with < n/2 || with > n/2+1 || o.loadBytes != 0 {
+			t.Errorf("%d of %d events have a prompt, of %d; %d bytes are left", with, len(events), n, o.loadBytes)
+		}
+		held := o.takeHeld(1 << 30)
+		if events[0].Chain != held[0].Chain {
+			t.Error("a prompt is copied twice")
+		}
+	}
+	for _, e := range o.takeOpen(nil) {
+		if e.Chain != nil {
+			t.Fatal("a prompt is kept for as long as its request takes")
+		}
+	}
+	for i := range maxLoad + 1 { // the older half goes
+		report(o, 1_000_000+i)
+		o.takeHeld(1 << 30)
+	}
+	if load, _ := o.waiting(); load != maxLoad/2+1 || o.loadBytes != cutBytes*200 {
+		t.Errorf("%d events and %d bytes wait", load, o.loadBytes)
+	}
+	o = newOutbox(true, false)
+	report(o, 1)
+	if events, _ := o.takeLoad(nil); len(events) != 1 || events[0].Chain != nil {
+		t.Errorf("where prefixes are not shared, %+v is told", events)
+	}
+}
+
+// TestWordsAboutReplicasAreKeptUntilTheyAreSent: the last one of a drain and its end
+// holds, however long Redis is away and whatever failed in between.
+func TestWordsAboutReplicasAreKeptUntilTheyAreSent(t *testing.T) {
+	o := newOutbox(true, true)
+	o.notice(notice{1, wasDrained})
+	o.notice(notice{1, isUnwell})
+	o.notice(notice{2, wasUndrained})
+	failed := o.takeNotices()
+	o.notice(notice{1, wasUndrained})
+	o.unsent(failed)
+	for range 5000 {
+		o.notice(notice{3, isUnwell})
+		o.notice(notice{2, wasDrained})
+	}
+	want := []notice{{1, isUnwell}, {1, wasUndrained}, {3, isUnwell}, {2, wasDrained}}
+	if got := o.takeNotices(); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	for i := range 2 * maxNotices {
+		o.notice(notice{uint64(i), isUnwell})
+	}
+	if n := len(o.takeNotices()); n != maxNotices {
+		t.Errorf("%d wait", n)
+	}
+}
+
 // BenchmarkReport is what a request costs its router: three events of load and a new
 // prompt of 100 KB.
 func BenchmarkReport(b *testing.B) {
@@ -115,8 +193,8 @@ func BenchmarkReport(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		lease := uint64(i)
 		c.Cuts[74].Hash = prefix.Hash(1000 + i)
-		o.report(router.Event{Kind: router.Routed, Replica: 1, Lease: lease})
-		o.report(router.Event{Kind: router.Holds, Replica: 1, Chain: c, Factor: 1})
+		o.report(router.Event{Kind: router.Routed, Replica: 1, Lease: lease, Chain: c, Factor: 1})
+		o.report(router.Event{Kind: router.Holds, Replica: 1, Lease: lease, Chain: c, Factor: 1})
 		o.report(router.Event{Kind: router.FirstSeen, Replica: 1, Lease: lease})
 		o.report(router.Event{Kind: router.Ended, Replica: 1, Lease: lease})
 		if i%1000 == 999 {

@@ -19,11 +19,12 @@ import (
 //	lease   varint: less the lease before it in the batch
 //	record  1 byte, and then
 //	  routed      replica, lease, µs of work, tokens·2 + streamed
+//	  routed for  as routed, and then as holds without its replica: what the work is spent on
 //	  first seen  replica, lease
 //	  ended       replica, lease
 //	  open        how many requests are under way, and routed or first seen for each: all there are
 //	  leave       (nothing)
-//	  holds       replica, flags 1 byte (1 exact, 2 dropped), factor 4, tokens, prompt, answer, n cuts of the
+//	  holds       replica, flags 1 byte (1 exact, 2 dropped, 4 known), factor 4, tokens, prompt, answer, n cuts of the
 //	              chain before it in the batch, m cuts more: hash 8, tokens more than the last's
 //	  keeps       replica, session 8, tokens
 //	  notice      replica, kind 1 byte
@@ -43,12 +44,14 @@ const (
 	opKeeps
 	opNotice
 	opFacts
+	opRoutedFor
 )
 
 // Flags of holds.
 const (
 	isExact   byte = 1
 	isDropped byte = 2
+	isKnown   byte = 4
 )
 
 // Kinds of notices.
@@ -64,6 +67,11 @@ const (
 type notice struct {
 	replica uint64
 	kind    byte
+}
+
+// replaces reports whether n makes an earlier word of no use.
+func (n notice) replaces(earlier notice) bool {
+	return n.replica == earlier.replica && (n.kind == isUnwell) == (earlier.kind == isUnwell)
 }
 
 // Bounds on what another's batch may claim. They are far above what is real.
@@ -112,7 +120,11 @@ func (b *batch) number(n int) { b.data = binary.AppendUvarint(b.data, uint64(max
 // load adds an event of the load channel.
 func (b *batch) load(e *router.Event) {
 	b.records++
-	b.data = append(b.data, [...]byte{router.Routed: opRouted, router.FirstSeen: opFirstSeen, router.Ended: opEnded}[e.Kind])
+	op := [...]byte{router.Routed: opRouted, router.FirstSeen: opFirstSeen, router.Ended: opEnded}[e.Kind]
+	if e.Chain != nil {
+		op = opRoutedFor
+	}
+	b.data = append(b.data, op)
 	b.replica(e.Replica)
 	b.data = binary.AppendVarint(b.data, int64(e.Lease-b.lease))
 	b.lease = e.Lease
@@ -124,6 +136,17 @@ func (b *batch) load(e *router.Event) {
 		}
 		b.number(tokens)
 	}
+	if e.Chain != nil {
+		b.prompt(e)
+	}
+}
+
+// loads adds events of the load channel, and lets go of their chains.
+func (b *batch) loads(events []router.Event) {
+	for i := range events {
+		b.load(&events[i])
+	}
+	clear(events)
 }
 
 // open adds the list of all requests under way.
@@ -143,16 +166,24 @@ func (b *batch) leave() {
 
 // holds adds what a replica holds.
 func (b *batch) holds(e *router.Event) {
-	c := e.Chain
 	b.records++
 	b.data = append(b.data, opHolds)
 	b.replica(e.Replica)
+	b.prompt(e)
+}
+
+// prompt adds what an event says of a prompt.
+func (b *batch) prompt(e *router.Event) {
+	c := e.Chain
 	flags := byte(0)
 	if c.Exact {
 		flags |= isExact
 	}
 	if e.Kind == router.Dropped {
 		flags |= isDropped
+	}
+	if e.Known {
+		flags |= isKnown
 	}
 	b.data = append(b.data, flags)
 	b.data = binary.LittleEndian.AppendUint32(b.data, math.Float32bits(float32(e.Factor)))
@@ -284,6 +315,11 @@ func (r *reader) records(l listener) (n int, err error) {
 		switch op {
 		case opRouted, opFirstSeen, opEnded:
 			r.load(op, &e)
+		case opRoutedFor:
+			r.load(opRouted, &e)
+			if r.prompt(&e) { // it is what begins, nothing was dropped
+				r.failed = true
+			}
 		case opOpen:
 			list := r.list()
 			if !r.failed {
@@ -292,7 +328,10 @@ func (r *reader) records(l listener) (n int, err error) {
 		case opLeave:
 			l.leave()
 		case opHolds:
-			r.holds(&e)
+			e.Kind, e.Replica = router.Holds, r.replica()
+			if r.prompt(&e) {
+				e.Kind = router.Dropped
+			}
 		case opKeeps:
 			e.Kind, e.Replica = router.Keeps, r.replica()
 			e.Session = prefix.Hash(r.uint64())
@@ -313,7 +352,7 @@ func (r *reader) records(l listener) (n int, err error) {
 		if r.failed {
 			return n, errMalformed
 		}
-		if op <= opEnded || op == opHolds || op == opKeeps {
+		if op <= opEnded || op == opHolds || op == opKeeps || op == opRoutedFor {
 			l.event(&e)
 		}
 		n++
@@ -356,13 +395,10 @@ func (r *reader) list() (list []router.Event) {
 	return list
 }
 
-func (r *reader) holds(e *router.Event) {
-	e.Kind, e.Replica = router.Holds, r.replica()
+// prompt reads what an event says of a prompt, and reports whether that was dropped.
+func (r *reader) prompt(e *router.Event) (dropped bool) {
 	flags := r.byte()
-	r.chain.Exact = flags&isExact != 0
-	if flags&isDropped != 0 {
-		e.Kind = router.Dropped
-	}
+	r.chain.Exact, e.Known = flags&isExact != 0, flags&isKnown != 0
 	e.Factor = float64(math.Float32frombits(r.uint32()))
 	r.chain.Tokens = int32(r.uvarint(maxTokens))
 	e.Prompt, e.Answer = int(r.uvarint(maxTokens)), int(r.uvarint(maxTokens))
@@ -373,7 +409,7 @@ func (r *reader) holds(e *router.Event) {
 		r.failed = true
 	}
 	if r.failed {
-		return
+		return false
 	}
 	r.chain.Cuts = r.chain.Cuts[:same]
 	tokens := r.chain.UpTo(int32(same) - 1)
@@ -383,6 +419,7 @@ func (r *reader) holds(e *router.Event) {
 		r.chain.Cuts = append(r.chain.Cuts, prefix.Cut{Hash: hash, Tokens: tokens})
 	}
 	e.Chain = &r.chain
+	return flags&isDropped != 0
 }
 
 func (r *reader) replica() uint64 {

@@ -137,16 +137,15 @@ func (t *telling) tellLoad(ctx context.Context) error {
 	}
 	b := t.begin(loadChannel)
 	b.notices(notices)
-	for i := range events {
-		b.load(&events[i])
-	}
+	b.loads(events)
 	if len(events) > 0 {
 		t.echoes.note(t.numbers[loadChannel], since)
 	}
 	p := t.client.Pipeline()
 	t.add(ctx, p, loadChannel, b.data)
 	if err := t.exec(ctx, p); err != nil {
-		t.metrics.Dropped[loadChannel].Add(float64(b.records))
+		t.out.unsent(notices)
+		t.metrics.Dropped[loadChannel].Add(float64(len(events)))
 		return err
 	}
 	t.metrics.RecordsOut[loadChannel].Add(float64(b.records))
@@ -158,12 +157,18 @@ func (t *telling) tellRest(ctx context.Context) error {
 	now := time.Now()
 	p := t.client.Pipeline()
 	var records [2]int
+	var notices []notice
 	if now.Sub(t.opened) >= openEvery-prefixEvery/2 {
 		t.opened = now
 		b := t.begin(loadChannel)
+		if !t.failing { // what waits says more than the list: for what prompts work is
+			t.spare, _ = t.out.takeLoad(t.spare)
+			b.loads(t.spare)
+		}
 		t.spare = t.out.takeOpen(t.spare)
 		b.open(t.spare)
-		b.notices(t.out.takeNotices())
+		notices = t.out.takeNotices()
+		b.notices(notices)
 		b.notices(t.drained())
 		for hash, f := range t.out.takeFacts() {
 			b.facts(hash, f)
@@ -188,6 +193,7 @@ func (t *telling) tellRest(ctx context.Context) error {
 		t.out.rest()
 	}
 	if err := t.exec(ctx, p); err != nil {
+		t.out.unsent(notices)
 		return err
 	}
 	t.unsent = nil

@@ -49,6 +49,15 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
+// StartTLS is Start of a server that takes TLS too, at the address that it returns, by
+// the files of its certificate, key and authority. Clients need no certificate.
+func StartTLS(t testing.TB, cert, key, authority string) (s *Server, addr string) {
+	t.Helper()
+	port := strconv.Itoa(freePort(t))
+	s = Start(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", authority, "--tls-auth-clients", "no")
+	return s, "127.0.0.1:" + port
+}
+
 func freePort(t testing.TB) int {
 	t.Helper()
 	for {

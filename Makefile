@@ -20,7 +20,7 @@ TARGETS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 IMAGE   ?= warmpath/warmpath
 MAX_MB   = 60
 
-.PHONY: help build run test chart lint e2e chaos bench lab fuzz image release clean
+.PHONY: help build run test chart lint e2e chaos bench lab fuzz image release sbom clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -61,6 +61,10 @@ release: ## dist/: an archive for each of TARGETS, with checksums
 	  tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w -C dist -cf - $$name | gzip -9n > dist/$$name.tar.gz; \
 	  rm -r dist/$$name; done
 	@cd dist && sha256sum *.tar.gz > SHA256SUMS && cat SHA256SUMS
+
+sbom: ## dist/: what the archives are made of, with licences (CycloneDX)
+	@mkdir -p dist
+	GOFLAGS=-mod=mod $(GO) run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0 mod -type application -json -licenses -noserial -output dist/warmpath-$(VERSION).cdx.json .
 
 e2e: ## against real vLLM replicas on this machine's CPU, real Redis servers, a Prometheus and a browser; installs them on first use (8 GB); pictures in build/
 	test/vllm/setup.sh

@@ -306,6 +306,11 @@ func TestWithoutRightsItIsDNS(t *testing.T) {
 	if got := sources(t, r); !slices.Equal(got, []string{"dns://vllm.llm.svc.cluster.local:8000"}) {
 		t.Errorf("sources %q", got)
 	}
+	named := valuesOf(t, "no-vllm")
+	named["replicas"] = parse(t, "services: [{name: vllm, port: http}]")
+	if got := sources(t, render(t, named)); !slices.Equal(got, []string{"dns+srv://_http._tcp.vllm.llm.svc.cluster.local"}) {
+		t.Errorf("sources %q", got)
+	}
 	pod := get[*apps.Deployment](t, r, "wp-warmpath").Spec.Template.Spec
 	if *pod.AutomountServiceAccountToken || pod.ServiceAccountName != "default" {
 		t.Errorf("account %s", pod.ServiceAccountName)

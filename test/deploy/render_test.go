@@ -23,6 +23,7 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gateway "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -115,8 +116,13 @@ func (r rendered) add(t *testing.T, file, doc string) {
 		t.Fatalf("%s: no type for %s %s", file, head.APIVersion, head.Kind)
 	}
 	object := kind()
-	if err := yaml.UnmarshalStrict([]byte(doc), object); err != nil {
+	text, err := yaml.YAMLToJSONStrict([]byte(doc)) // a key twice is an error
+	if err != nil {
 		t.Fatalf("%s: %s: %v", file, head.Kind, err)
+	}
+	// As an API server does it: startUpProbe is not startupProbe.
+	if strict, err := json.UnmarshalStrict(text, object); err != nil || len(strict) > 0 {
+		t.Fatalf("%s: %s: %v %v", file, head.Kind, err, strict)
 	}
 	key := head.Kind + " " + object.GetName()
 	if r.objects[key] != nil {

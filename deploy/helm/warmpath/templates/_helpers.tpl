@@ -64,8 +64,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- range $own }}
 {{- if $kubernetes }}
 {{- $urls = append $urls (printf "kubernetes://%s/%s:%v" .namespace .name .port) }}
-{{- else }}
+{{- else if regexMatch "^[0-9]+$" (toString .port) }}
 {{- $urls = append $urls (printf "dns://%s.%s.svc.%s:%v" .name .namespace $root.Values.clusterDomain .port) }}
+{{- else }}
+{{- $urls = append $urls (printf "dns+srv://_%s._tcp.%s.%s.svc.%s" .port .name .namespace $root.Values.clusterDomain) }}
 {{- end }}
 {{- end }}
 {{- if and $kubernetes $own (ne (include "warmpath.discoveryNamespace" .) .Release.Namespace) (or .Values.vllm.enabled .Values.mock.enabled) }}

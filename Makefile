@@ -39,8 +39,11 @@ test: ## every test, with the race detector, and each fuzz test for 2 s
 	$(if $(RACE),$(GO) test ./internal/lab)
 	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 
-chart: ## the Helm chart, rendered for six sets of values and decoded into the types of Kubernetes; the compose file
-	cd test/deploy && $(GO) vet ./... && $(GO) test ./...
+chart: ## the Helm chart, rendered for six sets of values and checked against Kubernetes' types and schemas; the compose file
+	@mkdir -p build/chart
+	cd test/deploy && $(GO) vet ./... && RENDERED=$(CURDIR)/build/chart $(GO) test -count=1 ./...
+	@test -x build/schemas/bin/kubernetes-validate || { python3 -m venv build/schemas && build/schemas/bin/pip install -q kubernetes-validate==1.37.0; }
+	build/schemas/bin/python test/deploy/schemas.py build/chart
 
 lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...

@@ -199,4 +199,27 @@ func (r rendered) pods() map[string]core.PodTemplateSpec {
 	return pods
 }
 
+// TestWritesWhatItRenders leaves the rendered matrix where RENDERED says, for schemas.py.
+func TestWritesWhatItRenders(t *testing.T) {
+	dir := os.Getenv("RENDERED")
+	if dir == "" {
+		t.Skip("RENDERED names no directory")
+	}
+	for _, name := range matrix(t) {
+		files, err := renderErr(t, valuesOf(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all strings.Builder
+		for _, file := range slices.Sorted(maps.Keys(files)) {
+			if strings.HasSuffix(file, ".yaml") {
+				fmt.Fprintf(&all, "---\n%s\n", files[file])
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(all.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func fmtArgs(c core.Container) string { return fmt.Sprint(c.Command, c.Args) }

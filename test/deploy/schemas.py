@@ -25,6 +25,6 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*.yaml")):
                 passed += 1
             except Exception as error:
                 failed += 1
-                print(f"{file.name}: {resource['kind']} {resource['metadata']['name']}, Kubernetes {version}: {error}")
+                print(f"{file.name}: {resource['kind']} {resource['metadata']['name']}, Kubernetes {version}: {str(error).splitlines()[0]}")
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0 or passed < 100)

@@ -13,13 +13,20 @@ FUZZ    ?= 10s
 LABFLAGS ?= -seeds 2
 CHAOS   ?= 2m
 
-.PHONY: help build run test lint e2e chaos bench lab fuzz clean
+# From git, for archives and images are built of what git knows.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  = -s -w -X main.version=$(VERSION)
+TARGETS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+IMAGE   ?= warmpath/warmpath
+MAX_MB   = 60
+
+.PHONY: help build run test chart lint e2e chaos bench lab fuzz image release sbom clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
 
 build: ## bin/gateway, bin/mockvllm, bin/bench and bin/modelcache
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/ ./cmd/...
 
 run: build ## a gateway over mock replicas, or over REPLICAS
 	bin/gateway -listen $(LISTEN) -admin $(ADMIN) $(if $(REPLICAS),$(foreach url,$(REPLICAS),-replica $(url)),-demo 3)
@@ -32,9 +39,35 @@ test: ## every test, with the race detector, and each fuzz test for 2 s
 	$(if $(RACE),$(GO) test ./internal/lab)
 	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 
+chart: ## the Helm chart, rendered for six sets of values and checked against Kubernetes' types and schemas; the compose file
+	@mkdir -p build/chart
+	cd test/deploy && $(GO) vet ./... && RENDERED=$(CURDIR)/build/chart $(GO) test -count=1 ./...
+	@test -x build/schemas/bin/kubernetes-validate || { python3 -m venv build/schemas && build/schemas/bin/pip install -q kubernetes-validate==1.37.0; }
+	build/schemas/bin/python test/deploy/schemas.py build/chart
+
 lint: ## golangci-lint; downloads it on first use
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) run --build-tags e2e ./test/...
+	cd test/deploy && $(GOLANGCI) run ./...
+
+image: ## a container image for this machine's architecture
+	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+
+# The same commit and toolchain give the same bytes: no paths, no times, no owners.
+release: ## dist/: an archive for each of TARGETS, with checksums
+	@rm -rf dist && mkdir -p dist
+	@set -e; for target in $(TARGETS); do os=$${target%/*} arch=$${target#*/}; name=warmpath-$(VERSION)-$$os-$$arch; echo $$name; \
+	  mkdir -p dist/$$name; \
+	  CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o dist/$$name/ ./cmd/...; \
+	  for f in dist/$$name/*; do mb=$$(( $$(wc -c < $$f) / 1000000 )); [ $$mb -le $(MAX_MB) ] || { echo "$$f has $$mb MB, more than $(MAX_MB)"; exit 1; }; done; \
+	  cp LICENSE README.md CHANGELOG.md dist/$$name/; cp -r docs examples dist/$$name/; \
+	  tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w -C dist -cf - $$name | gzip -9n > dist/$$name.tar.gz; \
+	  rm -r dist/$$name; done
+	@cd dist && sha256sum *.tar.gz > SHA256SUMS && cat SHA256SUMS
+
+sbom: ## dist/: what the archives are made of, with licences (CycloneDX)
+	@mkdir -p dist
+	GOFLAGS=-mod=mod $(GO) run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0 mod -type application -json -licenses -noserial -output dist/warmpath-$(VERSION).cdx.json .
 
 e2e: ## against real vLLM replicas on this machine's CPU, real Redis servers, a Prometheus and a browser; installs them on first use (8 GB); pictures in build/
 	test/vllm/setup.sh
@@ -62,4 +95,4 @@ fuzz: ## each fuzz test for FUZZ=10s
 	done
 
 clean: ## removes what build made
-	rm -rf bin
+	rm -rf bin dist

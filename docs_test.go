@@ -1,8 +1,12 @@
 package warmpath_test
 
 import (
+	"cmp"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -35,6 +39,60 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("docs/metrics.md has %s, which is nowhere in the code", n)
 		}
 	}
+}
+
+// TestLinksLeadSomewhere follows every relative link of every page, to its heading.
+func TestLinksLeadSomewhere(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	pages, links := 0, 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && (path != "." && strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "build", "dist", "node_modules"}, d.Name())) {
+			return cmp.Or(err, filepath.SkipDir)
+		}
+		if d.IsDir() || filepath.Ext(path) != ".md" {
+			return nil
+		}
+		pages++
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, ":") {
+				continue
+			}
+			links++
+			file := path
+			if target != "" {
+				file = filepath.Join(filepath.Dir(path), target)
+			}
+			info, err := os.Stat(file)
+			if err != nil {
+				t.Errorf("%s links to %s: %v", path, m[1], err)
+			} else if anchor != "" && !info.IsDir() && !slices.Contains(anchors(t, file), anchor) {
+				t.Errorf("%s links to %s, and %s has no such heading", path, m[1], file)
+			}
+		}
+		return nil
+	})
+	if err != nil || pages < 10 || links < 30 {
+		t.Errorf("%d links of %d pages, %v", links, pages, err)
+	}
+}
+
+// anchors returns the names of a page's headings, as links have them.
+func anchors(t *testing.T, path string) (names []string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllSubmatch(text, -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(string(m[1])), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
 }
 
 // TestKindsOfFaultsHaveTests looks for every test that docs/operations.md and

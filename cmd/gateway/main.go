@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -17,6 +18,10 @@ import (
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
 )
+
+// version is set by the linker in archives and images, which are built without a
+// repository. Elsewhere the toolchain knows it from git.
+var version string
 
 func main() {
 	err := run()
@@ -34,6 +39,10 @@ func run() error {
 	cfg, err := load()
 	if err != nil {
 		return err
+	}
+	if cfg.Version {
+		fmt.Println(versionOf(version, debug.ReadBuildInfo))
+		return nil
 	}
 	if cfg.HashKey != "" {
 		return hashKey(cfg.HashKey, os.Stdin, os.Stdout)
@@ -87,6 +96,17 @@ func hashKey(name string, in io.Reader, out io.Writer) error {
 	}
 	_, err = io.WriteString(out, entry)
 	return err
+}
+
+// versionOf returns the linked version, or else what the toolchain wrote down.
+func versionOf(linked string, info func() (*debug.BuildInfo, bool)) string {
+	if linked != "" {
+		return linked
+	}
+	if b, ok := info(); ok && b.Main.Version != "" {
+		return b.Main.Version
+	}
+	return "unknown"
 }
 
 // welcome says what to try next.

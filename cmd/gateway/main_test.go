@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -79,6 +80,23 @@ func TestHashKeyPrintsAnEntryAndNotTheKey(t *testing.T) {
 		var out strings.Builder
 		if err := hashKey("team-a", strings.NewReader(in), &out); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), "openssl rand -hex 32") {
 			t.Errorf("%q: %v %q", in, err, out.String())
+		}
+	}
+}
+
+func TestVersionIsTheLinkersOrTheToolchains(t *testing.T) {
+	info := func(version string) func() (*debug.BuildInfo, bool) {
+		return func() (*debug.BuildInfo, bool) {
+			return &debug.BuildInfo{Main: debug.Module{Version: version}}, true
+		}
+	}
+	for _, c := range []struct{ linked, built, want string }{
+		{"v1.2.3", "v0.0.1", "v1.2.3"},
+		{"", "v0.0.1", "v0.0.1"},
+		{"", "", "unknown"},
+	} {
+		if got := versionOf(c.linked, info(c.built)); got != c.want {
+			t.Errorf("linked %q, built %q: %q", c.linked, c.built, got)
 		}
 	}
 }

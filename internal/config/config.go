@@ -53,6 +53,8 @@ type Config struct {
 	Demo int `yaml:"-"`
 	// Check says that the settings were only to be checked.
 	Check bool `yaml:"-"`
+	// Version says that only the version was asked for.
+	Version bool `yaml:"-"`
 	// HashKey is the name of the API key of which an entry was asked for, and
 	// nothing else.
 	HashKey string `yaml:"-"`
@@ -189,34 +191,21 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.StringVar(&c.Proxy.Usage, "usage", c.Proxy.Usage, "how engines' token counts are come by: watch reads them `where` clients ask for them, ask also asks where a streaming client said nothing")
 	fs.IntVar(&c.Proxy.MetricModels, "metric-models", c.Proxy.MetricModels, "how many `models` have metrics of their own; the others share the name other")
 	fs.IntVar(&c.Proxy.MaxURLBytes, "max-url-bytes", c.Proxy.MaxURLBytes, "longest path and query of a request, in `bytes`")
-	fs.StringVar(&c.Proxy.ReplicaAuth, "replica-auth", c.Proxy.ReplicaAuth, "what requests to replicas prove themselves by: client (the client's own key), key (-replica-key), none, or auto: client without -keys-file, key with it (`mode`)")
+	fs.StringVar(&c.Proxy.ReplicaAuth, "replica-auth", c.Proxy.ReplicaAuth, "`mode` by which requests to replicas prove themselves: client (the client's own key), key (-replica-key), none, or auto: client without -keys-file, key with it")
 	fs.BoolVar(&c.Proxy.PolicyHeader, "policy-header", c.Proxy.PolicyHeader, "let requests choose a policy by the header "+proxy.HeaderPolicy+" (for load tests)")
 	fs.BoolVar(&c.Proxy.DecisionHeaders, "decision-headers", c.Proxy.DecisionHeaders, "say on responses why their replica was chosen and what was predicted")
-	fs.StringVar(&c.Redis.URL, "redis", c.Redis.URL, "`URL` of the Redis over which several gateways share what they know, as redis://host:port; none shares nothing")
+	fs.StringVar(&c.Redis.URL, "redis", c.Redis.URL, "`URL` of the Redis over which several gateways share what they know, as redis://host:port")
 	fs.StringVar(&c.Redis.Password, "redis-password", c.Redis.Password, "`password` for Redis, if it is not in the URL")
 	fs.StringVar(&c.Redis.CAFile, "redis-ca", c.Redis.CAFile, "`file` with certificates of authorities to trust for rediss://")
 	fs.StringVar(&c.Redis.Namespace, "redis-namespace", c.Redis.Namespace, "`name` of the fleet, the same in all its gateways")
 	fs.StringVar(&c.Redis.Channels, "redis-channels", c.Redis.Channels, "what is shared: `both`, load or prefix (for measurements)")
 	fs.DurationVar(&c.Redis.WarmStart, "warm-start", c.Redis.WarmStart, "longest time to learn from the other gateways before /readyz says yes")
 	fs.StringVar(file, "config", "", "YAML `file` with settings; see docs/configuration.md")
-	fs.BoolVar(&c.Check, "check", false, "check the settings and exit")
-	fs.StringVar(&c.HashKey, "hash-key", "", "read an API key from standard input and print its entry for -keys-file under this `name`, and exit")
-	fs.IntVar(&c.Demo, "demo", 0, "try it: serve from `n` mock replicas inside this process")
-	fs.Usage = func() {
-		w := fs.Output()
-		_, _ = fmt.Fprintf(w, `gateway puts one OpenAI-compatible URL in front of several vLLM replicas and sends
-each request where it is answered soonest, given the KV cache that each replica holds.
-
-  gateway -replica http://10.0.0.1:8000 -replica http://10.0.0.2:8000
-  gateway -demo 3                 # nothing at hand? three mock replicas
-  gateway -config warmpath.yaml   # everything below, by the keys in docs/configuration.md
-
-Each flag can be set in the environment too: -probe-interval is %s.
-Flags override the environment, which overrides the file.
-
-`, Env("probe-interval"))
-		fs.PrintDefaults()
-	}
+	fs.BoolVar(&c.Check, "check", c.Check, "check the settings and exit")
+	fs.BoolVar(&c.Version, "version", c.Version, "say which version this is and exit")
+	fs.StringVar(&c.HashKey, "hash-key", c.HashKey, "read an API key from standard input and print its entry for -keys-file under this `name`, and exit")
+	fs.IntVar(&c.Demo, "demo", c.Demo, "try it: serve from `n` mock replicas inside this process")
+	fs.Usage = func() { help(fs.Output(), fs) }
 	return fs
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/warmpath/warmpath/internal/auth"
 )
@@ -218,20 +220,89 @@ func flags() (all []*flag.Flag) {
 	return all
 }
 
-func TestHelpMentionsEveryFlag(t *testing.T) {
+// helpText returns what the command prints for these arguments.
+func helpText(t *testing.T, args ...string) string {
 	var out bytes.Buffer
-	_, err := Load([]string{"-h"}, func(string) (string, bool) { return "", false }, &out)
+	_, err := Load(args, func(string) (string, bool) { return "", false }, &out)
 	if !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("got error %v", err)
+		t.Errorf("%q: got error %v", args, err)
 	}
-	for _, f := range flags() {
-		if !strings.Contains(out.String(), "\n  -"+f.Name) || f.Usage == "" {
-			t.Errorf("-%s is not in the help", f.Name)
+	return out.String()
+}
+
+func TestHelpFitsOneScreenAndNamesEveryFlag(t *testing.T) {
+	first := helpText(t, "-h")
+	lines := strings.Split(strings.TrimSpace(first), "\n")
+	if len(lines) > 50 {
+		t.Errorf("-h has %d lines, which is more than a screen", len(lines))
+	}
+	for _, line := range lines {
+		if utf8.RuneCountInString(line) > 130 {
+			t.Errorf("a line of %d columns: %s", utf8.RuneCountInString(line), line)
 		}
 	}
-	for _, text := range []string{"gateway -demo 3", "WARMPATH_PROBE_INTERVAL", "prefix, least-tokens"} {
-		if !strings.Contains(out.String(), text) {
+	for _, f := range flags() {
+		if !regexp.MustCompile(`(?m)[ \n]-` + f.Name + `( |$)`).MatchString(first) {
+			t.Errorf("-%s is not on the first screen", f.Name)
+		}
+	}
+	for _, text := range []string{"gateway -demo 3", "WARMPATH_PROBE_INTERVAL", "prefix, least-tokens", "-h all"} {
+		if !strings.Contains(first, text) {
 			t.Errorf("%q is not in the help", text)
+		}
+	}
+}
+
+func TestHelpExplainsEveryFlag(t *testing.T) {
+	all := helpText(t, "-h", "all")
+	for _, f := range flags() {
+		_, usage := flag.UnquoteUsage(f)
+		if !strings.Contains(all, "\n  -"+f.Name) && !strings.HasPrefix(all, "  -"+f.Name) || usage == "" || !strings.Contains(all, usage) {
+			t.Errorf("-%s is not explained", f.Name)
+		}
+	}
+	some := helpText(t, "-h", "redis")
+	if !strings.Contains(some, "-redis-namespace") || strings.Contains(some, "-policy ") {
+		t.Errorf("-h redis explains\n%s", some)
+	}
+	var out bytes.Buffer
+	if _, err := Load([]string{"-h", "rdis"}, func(string) (string, bool) { return "", false }, &out); !strings.Contains(fmt.Sprint(err), "-h all") {
+		t.Errorf("an unknown word: %v", err)
+	}
+}
+
+// TestEveryVariableCounts gives each flag's variable a value that is not the default.
+func TestEveryVariableCounts(t *testing.T) {
+	values := map[string]string{"listen": ":1", "admin": ":1", "log-level": "debug", "log-format": "json", "policy": "random", "shadow": "random", "usage": "ask", "replica-auth": "none", "redis-channels": "load", "redis": "redis://127.0.0.1:1", "warm-up": "false", "replica": "http://127.0.0.1:1", "demo": "2"}
+	for _, f := range flags() {
+		if f.Name == "config" {
+			continue
+		}
+		value, ok := values[f.Name]
+		if !ok {
+			value = "7"
+			if d, isDuration := f.Value.(flag.Getter); isDuration {
+				switch d.Get().(type) {
+				case time.Duration:
+					value = "7s"
+				case bool:
+					value = "true"
+				}
+			}
+		}
+		c := Default()
+		env := func(name string) (string, bool) {
+			if name == Env(f.Name) {
+				return value, true
+			}
+			return "", false
+		}
+		if err := readEnv(env, c.Flags(new(string))); err != nil {
+			t.Errorf("%s=%s: %v", Env(f.Name), value, err)
+			continue
+		}
+		if got := c.Flags(new(string)).Lookup(f.Name).DefValue; got == f.DefValue {
+			t.Errorf("%s=%s is lost: %q", Env(f.Name), value, got)
 		}
 	}
 }

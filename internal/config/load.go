@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,13 +16,17 @@ import (
 )
 
 // Load makes the settings from the command's arguments and the environment. It
-// writes usage to out for -h, with [flag.ErrHelp].
+// writes usage to out for -h, with [flag.ErrHelp]; for -h WORD, that of the flags with
+// the word in their name.
 func Load(args []string, env func(string) (string, bool), out io.Writer) (*Config, error) {
 	var path string
 	first := Default().Flags(&path) // only to find -config
 	first.SetOutput(io.Discard)
 	if err := first.Parse(args); errors.Is(err, flag.ErrHelp) {
 		first.SetOutput(out)
+		if word, ok := helpWord(args); ok {
+			return nil, cmp.Or(helpOn(out, first, word), err)
+		}
 		first.Usage()
 		return nil, err
 	} else if err != nil {
@@ -49,7 +54,7 @@ func Load(args []string, env func(string) (string, bool), out io.Writer) (*Confi
 	if err := last.Parse(args); err != nil {
 		return nil, err
 	}
-	if c.HashKey != "" {
+	if c.HashKey != "" || c.Version {
 		return c, nil
 	}
 	return c, c.Validate()

@@ -99,6 +99,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 			route.Told(e.Replica, e.Facts)
 		case replica.Emptied:
 			route.Emptied(e.Replica)
+		case replica.Gone:
+			route.Gone(e.Replica)
 		default:
 			if g.share != nil {
 				g.share.Notice(e)

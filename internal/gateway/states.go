@@ -55,6 +55,9 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	current := map[*replica.Replica]bool{}
 	for _, r := range s.pool.Set().Replicas {
 		current[r] = true
+		if r.Leaving() {
+			continue // it is no loss
+		}
 		up := 0.0
 		if r.Ready() {
 			up = 1

@@ -215,6 +215,13 @@ func (x *Index) Reset(s int) {
 	t.generation++
 }
 
+// Free forgets a slot, and what it told of itself too: it may be another replica's.
+func (x *Index) Free(s int) {
+	x.Reset(s)
+	t := &x.slots[s]
+	*t = slot{newest: none, oldest: none, generation: t.generation, block: DefaultBlock, nominal: DefaultBlocks, capacity: DefaultBlocks}
+}
+
 // reclaim frees a few of the segments that resets left behind.
 func (x *Index) reclaim() {
 	for n := 0; n < 64 && x.stale != none; n++ {

@@ -86,7 +86,7 @@ func scale(t *testing.T, f func(*scaled)) {
 func (s *scaled) name(names string) {
 	s.t.Helper()
 	text := ""
-	for _, n := range strings.Fields(names) {
+	for n := range strings.FieldsSeq(names) {
 		text += "http://" + n + ":1\n"
 	}
 	if err := os.WriteFile(s.path, []byte(text), 0o600); err != nil {

@@ -81,8 +81,11 @@ func TestASlotLeaksNothingToItsNextReplica(t *testing.T) {
 	f.r.Apply(9, &Event{Kind: Keeps, Replica: old.Hash, Session: SessionKey("m", "peer", "s")}, f.now)
 	clean("after what another gateway says of the old one")
 	for _, req := range []*Request{
-		{Session: SessionKey("m", "ended", "s")}, {Session: SessionKey("m", "open", "s")}, {Session: SessionKey("m", "peer", "s")},
-		{Previous: 77}, {Previous: 78},
+		{Session: SessionKey("m", "ended", "s")},
+		{Session: SessionKey("m", "open", "s")},
+		{Session: SessionKey("m", "peer", "s")},
+		{Previous: 77},
+		{Previous: 78},
 	} {
 		req.Prompt = f.prompt(conversation(text(3000, 2), "two"))
 		l := f.acquire(req)

@@ -34,6 +34,8 @@ const (
 	longestAPIPause = 10 * time.Second
 )
 
+var errBroken = errors.New("the connection to the API server breaks before an answer")
+
 // service is a Service in Kubernetes: each of its endpoints that is ready is a
 // replica. It needs to get, list and watch EndpointSlices in one namespace.
 type service struct {
@@ -117,13 +119,14 @@ func (w *watching) connect() (*rest.RESTClient, error) {
 	}
 	cfg.APIPath, cfg.GroupVersion = "/apis", &discoveryv1.SchemeGroupVersion
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	cfg.UserAgent = "warmpath"
+	cfg.UserAgent, cfg.WarningHandler = "warmpath", rest.NoWarnings{}
 	return rest.RESTClientFor(cfg)
 }
 
 func (w *watching) request(options *metav1.ListOptions) *rest.Request {
 	options.LabelSelector = discoveryv1.LabelServiceName + "=" + w.name
-	return w.client.Get().Namespace(w.namespace).Resource("endpointslices").VersionedParams(options, metav1.ParameterCodec)
+	// The reflector tries again, and what fails has to be told before.
+	return w.client.Get().MaxRetries(0).Namespace(w.namespace).Resource("endpointslices").VersionedParams(options, metav1.ParameterCodec)
 }
 
 func (w *watching) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -136,6 +139,9 @@ func (w *watching) list(ctx context.Context, options metav1.ListOptions) (runtim
 func (w *watching) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.Watch = true
 	news, err := w.request(&options).Watch(ctx)
+	if _, streams := news.(*watch.StreamWatcher); err == nil && !streams {
+		err = errBroken // for which client-go has a watch without events instead of an error
+	}
 	if options.SendInitialEvents != nil && err != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
 		return news, err // an older API server, of which a list is asked next
 	}

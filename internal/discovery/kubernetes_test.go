@@ -38,6 +38,7 @@ type apiServer struct {
 	lists    int
 	watches  int
 	forbid   bool
+	abort    bool // connections break before an answer
 	end      chan struct{} // closed to end all watches
 	finalise string        // what a watch ends with
 }
@@ -121,6 +122,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
+	case a.abort:
+		panic(http.ErrAbortHandler)
 	case a.forbid:
 		refuse(w, 403, metav1.StatusReasonForbidden)
 	case q.Get("watch") == "":
@@ -377,6 +380,26 @@ func TestAPIServerIsAway(t *testing.T) {
 	if !r.status().OK || r.log.count("cannot be discovered") != 1 || r.log.count("discovered again") != 1 {
 		t.Errorf("%+v: %s", r.status(), &r.log.text)
 	}
+}
+
+// TestConnectionsBreak has somebody before the API server take connections and break
+// them, which client-go takes for the end of a watch.
+func TestConnectionsBreak(t *testing.T) {
+	t.Parallel()
+	a := newAPIServer(t)
+	a.put(sliceOf("one", "10.0.0.1"))
+	r := run(t, a.place())
+	r.want("what is there", "http://10.0.0.1:8000")
+	breaking := func(on bool) {
+		a.mu.Lock()
+		a.abort = on
+		a.mu.Unlock()
+	}
+	breaking(true)
+	a.CloseClientConnections()
+	r.eventually("it is noticed", func() bool { return !r.status().OK })
+	breaking(false)
+	r.eventually("it is well again", func() bool { return r.status().OK })
 }
 
 // TestFiveHundredEndpoints come and go in five slices.

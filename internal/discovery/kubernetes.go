@@ -31,7 +31,7 @@ const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 // Times between two tries to reach the API server.
 const (
 	firstAPIPause   = 500 * time.Millisecond
-	longestAPIPause = 10 * time.Second
+	longestAPIPause = 5 * time.Second
 )
 
 var errBroken = errors.New("the connection to the API server breaks before an answer")

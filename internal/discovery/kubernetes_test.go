@@ -38,7 +38,7 @@ type apiServer struct {
 	lists    int
 	watches  int
 	forbid   bool
-	abort    bool // connections break before an answer
+	abort    bool          // connections break before an answer
 	end      chan struct{} // closed to end all watches
 	finalise string        // what a watch ends with
 }

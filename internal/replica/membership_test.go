@@ -257,7 +257,7 @@ func TestNobodyIsLeft(t *testing.T) {
 func TestManyComeAndGo(t *testing.T) {
 	scale(t, func(s *scaled) {
 		highest := 0
-		for i := range 60 {
+		for i := range 25 {
 			names := ""
 			for j := range 8 {
 				name := fmt.Sprintf("r%d", i*2+j)

@@ -206,6 +206,18 @@ func (c *cluster) endpoints(slice string, list ...string) {
 	}
 }
 
+// account makes a service account that may do nothing, and returns its token.
+func (c *cluster) account() string {
+	c.t.Helper()
+	c.post("/api/v1/namespaces", fields{"metadata": fields{"name": "fleet"}})
+	c.post("/api/v1/namespaces/fleet/serviceaccounts", fields{"metadata": fields{"name": "gateway"}})
+	var request struct{ Status struct{ Token string } }
+	if err := json.Unmarshal(c.post("/api/v1/namespaces/fleet/serviceaccounts/gateway/token", fields{"spec": fields{}}), &request); err != nil {
+		c.t.Fatal(err)
+	}
+	return request.Status.Token
+}
+
 // authorize makes a service account that may do what docs/operations.md says, and
 // returns its token.
 func (c *cluster) authorize() string {
@@ -218,8 +230,7 @@ func (c *cluster) authorize() string {
 	if role == nil {
 		c.t.Fatal("docs/operations.md has no Role")
 	}
-	c.post("/api/v1/namespaces", fields{"metadata": fields{"name": "fleet"}})
-	c.post("/api/v1/namespaces/fleet/serviceaccounts", fields{"metadata": fields{"name": "gateway"}})
+	token := c.account()
 	const rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/fleet/"
 	if _, err := c.try(http.MethodPost, rbac+"roles", "application/yaml", role[1]); err != nil {
 		c.t.Fatal(err)
@@ -228,11 +239,7 @@ func (c *cluster) authorize() string {
 		"metadata": fields{"name": "gateway"}, "roleRef": fields{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "warmpath-discovery"},
 		"subjects": []fields{{"kind": "ServiceAccount", "name": "gateway", "namespace": "fleet"}},
 	})
-	var request struct{ Status struct{ Token string } }
-	if err := json.Unmarshal(c.post("/api/v1/namespaces/fleet/serviceaccounts/gateway/token", fields{"spec": fields{}}), &request); err != nil {
-		c.t.Fatal(err)
-	}
-	return request.Status.Token
+	return token
 }
 
 // link is a way to the API server with the rights of a token, as `kubectl proxy` is,
@@ -422,8 +429,7 @@ func (f *found) is(ok bool) error {
 // TestKubernetesWithoutRights has a service account that may do nothing.
 func TestKubernetesWithoutRights(t *testing.T) {
 	c := newCluster(t)
-	c.post("/api/v1/namespaces", fields{"metadata": fields{"name": "fleet"}})
-	f := find(t, "kubernetes://fleet/vllm:http?api="+c.link("nobody's token").URL)
+	f := find(t, "kubernetes://fleet/vllm:http?api="+c.link(c.account()).URL)
 	eventually(t, time.Minute, "that it is forbidden to be noticed", func() error {
 		if s := f.Status()[0]; s.OK || s.Failures == 0 {
 			return fmt.Errorf("%+v", s)

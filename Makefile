@@ -20,7 +20,7 @@ TARGETS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 IMAGE   ?= warmpath/warmpath
 MAX_MB   = 60
 
-.PHONY: help build run test chart lint e2e chaos bench lab fuzz image release sbom clean
+.PHONY: help build run test chart lint e2e kube chaos bench lab fuzz image release sbom clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -75,6 +75,11 @@ e2e: ## against real vLLM replicas on this machine's CPU, real Redis servers, a 
 	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 ./internal/share
 	WARMPATH_NEED_REDIS=1 $(GO) test -count=1 -v -run RedisInTrouble ./internal/gateway -trouble 20s
 	WARMPATH_NEED_REDIS=1 $(GO) test -tags e2e -count=1 -v -timeout 25m ./test/e2e/
+
+kube: ## discovery against a real API server of Kubernetes over etcd; builds the one on first use (five minutes at least, 4 GB) and installs the other
+	test/kube/setup.sh
+	command -v etcd || apt-get install -y etcd-server
+	$(GO) test -tags e2e -count=1 -v -run '^TestKubernetes' ./test/e2e/
 
 chaos: ## replicas that break and clients that misbehave, for CHAOS=2m; then restarts and 2,000 streams
 	$(GO) test -count=1 -v -timeout 20m ./test/chaos -chaos $(CHAOS)

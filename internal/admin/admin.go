@@ -109,7 +109,7 @@ type Replica struct {
 	Rank          *int     `json:"rank,omitempty"` // of several engines behind the URL
 	Ready         bool     `json:"ready"`
 	Sleeping      bool     `json:"sleeping"`
-	State         string   `json:"state"`    // new, ready, marked (down by its traffic) or down
+	State         string   `json:"state"`    // new, ready, marked (down by its traffic), down or leaving
 	Draining      bool     `json:"draining"` // no new requests, because an operator said so
 	Models        []string `json:"models"`
 	InFlight      int      `json:"in_flight"`
@@ -158,13 +158,13 @@ func (a *Admin) replicas(w http.ResponseWriter, _ *http.Request) {
 // list returns the entries of /replicas.
 func (a *Admin) list() []Replica {
 	set := a.Pool.Set()
-	states := map[int]router.State{}
+	states := map[*replica.Replica]router.State{}
 	for _, s := range a.Router.States(time.Now()) {
-		states[s.Replica.Slot] = s
+		states[s.Replica] = s
 	}
 	list := make([]Replica, 0, len(set.Replicas))
 	for _, r := range set.Replicas {
-		f, s := r.Facts(), states[r.Slot]
+		f, s := r.Facts(), states[r]
 		v := Replica{
 			ID: r.ID, URL: r.URL.Redacted(), Ready: r.Ready(), Sleeping: f.Sleeping, State: r.State(), Draining: r.Draining(), Models: []string{},
 			InFlight: s.InFlight, Decoding: s.Decoding, PendingTokens: s.PendingTokens, WaitSeconds: s.Wait, Pace: s.Pace, Penalty: s.Penalty,

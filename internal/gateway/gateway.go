@@ -101,6 +101,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 			route.Emptied(e.Replica)
 		case replica.Counted:
 			route.Counted(e.Replica, e.Facts)
+		case replica.Gone:
+			route.Gone(e.Replica)
 		default:
 			if g.share != nil {
 				g.share.Notice(e)

@@ -37,13 +37,16 @@ var (
 	replicaConnections   = describe("warmpath_replica_connections", "Connections to replicas that are open, probes' left out.")
 	retryBudget          = describe("warmpath_retry_budget", "Attempts beyond the first that all requests together have left.")
 	indexBytes           = describe("warmpath_index_bytes", "Memory of the index of prefixes.")
+	discoveryUp          = describe("warmpath_discovery_up", "1 if what the source of replicas said last could be used.", "source")
+	discoveryReplicas    = describe("warmpath_discovery_replicas", "Replicas in the last good set of the source.", "source")
+	discoveryFailures    = describe("warmpath_discovery_failures_total", "Times that the source failed, or had no replica: the last good set stayed.", "source")
 	keyInFlight          = describe("warmpath_key_inflight", "Requests under way with the API key of that name.", "key")
 	keyPendingTokens     = describe("warmpath_key_pending_tokens", "Uncached prompt tokens of the requests with the API key of that name that are not prefilled yet.", "key")
 )
 
 // Describe sends the descriptions.
 func (s *states) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, windowGap, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget, keyInFlight, keyPendingTokens} {
+	for _, d := range []*prometheus.Desc{replicaUp, replicaInFlight, replicaPendingTokens, replicaPace, indexBlocks, windowGap, indexBytes, inFlight, bufferedBytes, clientConnections, replicaConnections, retryBudget, discoveryUp, discoveryReplicas, discoveryFailures, keyInFlight, keyPendingTokens} {
 		ch <- d
 	}
 }
@@ -56,6 +59,9 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	current := map[*replica.Replica]bool{}
 	for _, r := range s.pool.Set().Replicas {
 		current[r] = true
+		if r.Leaving() {
+			continue // it is no loss
+		}
 		up := 0.0
 		if r.Ready() {
 			up = 1
@@ -82,6 +88,15 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	gauge(replicaConnections, float64(load.Connections))
 	gauge(retryBudget, load.RetryBudget)
 	gauge(indexBytes, float64(s.router.IndexBytes()))
+	for _, source := range s.pool.Sources() {
+		up := 0.0
+		if source.OK {
+			up = 1
+		}
+		gauge(discoveryUp, up, source.Source)
+		gauge(discoveryReplicas, float64(source.Replicas), source.Source)
+		ch <- prometheus.MustNewConstMetric(discoveryFailures, prometheus.CounterValue, float64(source.Failures), source.Source)
+	}
 	if keys := s.proxy.Keys(); keys != nil {
 		collectKeys(gauge, keys.List())
 	}

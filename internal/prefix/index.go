@@ -79,6 +79,11 @@ type lru struct {
 
 var emptyLRU = lru{newest: none, oldest: none}
 
+// newSlot is a slot of which nothing was told.
+func newSlot(generation uint16) slot {
+	return slot{generation: generation, lru: emptyLRU, lost: emptyLRU, block: DefaultBlock, nominal: DefaultBlocks, capacity: DefaultBlocks}
+}
+
 // listOf returns the list that has a segment, nil if that is stale.
 func (t *slot) listOf(g *segment) *lru {
 	switch g.generation {
@@ -147,7 +152,7 @@ func (x *Index) SetSlot(s int, block, blocks int) {
 
 func (x *Index) grow(s int) {
 	for len(x.slots) <= s {
-		x.slots = append(x.slots, slot{lru: emptyLRU, lost: emptyLRU, block: DefaultBlock, nominal: DefaultBlocks, capacity: DefaultBlocks})
+		x.slots = append(x.slots, newSlot(0))
 	}
 }
 

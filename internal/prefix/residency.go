@@ -227,6 +227,13 @@ func (x *Index) Reset(s int) {
 	t.generation++
 }
 
+// Free forgets a slot, and what it told of itself too: it may be another replica's.
+func (x *Index) Free(s int) {
+	x.Reset(s)
+	x.Reset(s) // what it lost is not the other's to have lost
+	x.slots[s] = newSlot(x.slots[s].generation)
+}
+
 // reclaim frees a few of the segments that resets left behind.
 func (x *Index) reclaim() {
 	for n := 0; n < 64 && x.stale != none; n++ {

@@ -35,25 +35,32 @@ func (p *Proxy) sweepSeries(ctx context.Context) {
 func (t *tables) sweep(current []*replica.Replica, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	here, ids := map[int]bool{}, map[string]bool{}
+	here := map[string]bool{}
 	for _, r := range current {
-		here[r.Slot], ids[r.ID] = true, true
+		here[r.ID] = true
 	}
-	for slot, r := range t.replicas {
-		since, missed := t.left[slot]
+	for id := range t.replicas {
+		since, missed := t.left[id]
 		switch {
-		case r == nil:
-		case here[slot]:
-			delete(t.left, slot)
+		case here[id]:
+			delete(t.left, id)
 		case !missed:
-			t.left[slot] = now
+			t.left[id] = now
 		case now.Sub(since) >= keepSeries:
-			delete(t.left, slot)
-			t.replicas[slot] = nil
-			t.targets.set(slot, nil)
-			if !ids[t.ids[slot]] { // else the series are another engine's behind the same address by now
-				t.metrics.Forget(t.ids[slot])
-			}
+			delete(t.left, id)
+			delete(t.replicas, id)
+			t.forget(id)
+			t.metrics.Forget(id)
+		}
+	}
+}
+
+// forget drops the rows of a replica. The caller holds the lock.
+func (t *tables) forget(id string) {
+	rows := t.targets.rows.Load()
+	for slot := 0; rows != nil && slot < len(*rows); slot++ {
+		if of := (*rows)[slot].of; of != nil && of.ID == id {
+			t.targets.set(slot, targets{})
 		}
 	}
 }

@@ -67,6 +67,33 @@ func TestReplicasThatLeftAreForgotten(t *testing.T) {
 	f("for long", []*replica.Replica{stays, again}, keepSeries, true)
 }
 
+// TestASlotsMetricsAreItsReplicas gives a slot to another replica.
+func TestASlotsMetricsAreItsReplicas(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	var tab tables
+	tab.init(metrics.New(reg), 100)
+	model := &replica.Model{Name: "m", Index: 1}
+	old, young := replica.Virtual("old:80", 3), replica.Virtual("young:80", 3)
+	was := tab.target(old, model)
+	old.Retire()
+	is := tab.target(young, model)
+	if was == is || tab.target(young, model) != is {
+		t.Error("the new replica writes to the old one's series, or resolves its own each time")
+	}
+	if late := tab.target(old, model); late.Replica != was.Replica || tab.target(young, model) != is {
+		t.Error("a request that ends late takes the slot's row")
+	}
+	now := time.Now()
+	tab.sweep([]*replica.Replica{young}, now)
+	tab.sweep([]*replica.Replica{young}, now.Add(keepSeries))
+	if labels(t, reg, "replica", "old:80") > 0 || labels(t, reg, "replica", "young:80") == 0 {
+		t.Error("the wrong series are forgotten")
+	}
+	if tab.target(young, model) != is {
+		t.Error("the new replica's row went with the old one's")
+	}
+}
+
 func TestModelsHaveBoundedSeries(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	var tab tables

@@ -25,12 +25,17 @@ type tables struct {
 
 	mu       sync.Mutex
 	models   map[string]bool             // that have series of their own; guarded by mu
-	left     map[int]time.Time           // when replicas that have left were first missed, by slot; guarded by mu
-	targets  table[[]*metrics.Target]    // by slot, then model
+	left     map[string]time.Time        // when replicas that have left were first missed, by id; guarded by mu
+	targets  table[targets]              // by slot
 	requests table[[]prometheus.Counter] // by model, then endpoint and status
 	keys     table[[]prometheus.Counter] // by a key's index, then class of status
-	replicas []*metrics.Replica          // by slot; guarded by mu
-	ids      []string                    // of these
+	replicas map[string]*metrics.Replica // by id; guarded by mu
+}
+
+// targets are the metrics of the replica that has a slot.
+type targets struct {
+	of      *replica.Replica
+	byModel []*metrics.Target
 }
 
 type table[T any] struct{ rows atomic.Pointer[[]T] }
@@ -58,7 +63,8 @@ func (t *table[T]) set(i int, row T) {
 
 func (t *tables) init(m *metrics.Metrics, limit int) {
 	t.metrics, t.limit = m, limit
-	t.decisions, t.models, t.left = map[string][]prometheus.Counter{}, map[string]bool{}, map[int]time.Time{}
+	t.decisions, t.models = map[string][]prometheus.Counter{}, map[string]bool{}
+	t.left, t.replicas = map[string]time.Time{}, map[string]*metrics.Replica{}
 	for _, f := range replica.Faults() {
 		t.faults = append(t.faults, f.String())
 	}
@@ -75,27 +81,30 @@ func (t *tables) decision(policy string, why router.Reason) prometheus.Counter {
 
 // target returns the metrics of a model on a replica.
 func (t *tables) target(r *replica.Replica, m *replica.Model) *metrics.Target {
-	if row := t.targets.row(r.Slot); m.Index < len(row) && row[m.Index] != nil {
-		return row[m.Index]
+	if row := t.targets.row(r.Slot); row.of == r && m.Index < len(row.byModel) && row.byModel[m.Index] != nil {
+		return row.byModel[m.Index]
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for len(t.replicas) <= r.Slot {
-		t.replicas, t.ids = append(t.replicas, nil), append(t.ids, "")
+	own := t.replicas[r.ID]
+	if own == nil {
+		own = t.metrics.Replica(r.ID, t.faults)
+		t.replicas[r.ID] = own
 	}
-	if t.replicas[r.Slot] == nil {
-		t.ids[r.Slot] = r.ID
-		t.replicas[r.Slot] = t.metrics.Replica(r.ID, t.faults)
+	row := targets{of: r}
+	if old := t.targets.row(r.Slot); old.of == r {
+		row.byModel = append(row.byModel, old.byModel...)
 	}
-	row := append([]*metrics.Target(nil), t.targets.row(r.Slot)...)
-	for len(row) <= m.Index {
-		row = append(row, nil)
+	for len(row.byModel) <= m.Index {
+		row.byModel = append(row.byModel, nil)
 	}
-	if row[m.Index] == nil {
-		row[m.Index] = t.metrics.Target(t.replicas[r.Slot], r.ID, t.label(m))
-		t.targets.set(r.Slot, row)
+	if row.byModel[m.Index] == nil {
+		row.byModel[m.Index] = t.metrics.Target(own, r.ID, t.label(m))
+		if !r.Gone() { // else the slot may be another's
+			t.targets.set(r.Slot, row)
+		}
 	}
-	return row[m.Index]
+	return row.byModel[m.Index]
 }
 
 // label is the model's name for metrics: the first so many models that are asked for

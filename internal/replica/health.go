@@ -104,7 +104,7 @@ func (r *Replica) LastResort() bool {
 // sent to another: a probe failed, or it was put to sleep, which leaves requests queued.
 func (r *Replica) Lost() bool { return r.endpoint.state.Load() == down || r.sleeping() }
 
-func (r *Replica) willing() bool { return !r.draining.Load() && !r.sleeping() }
+func (r *Replica) willing() bool { return !r.Leaving() && !r.draining.Load() && !r.sleeping() }
 
 func (r *Replica) sleeping() bool {
 	f := r.facts.Load()
@@ -112,8 +112,13 @@ func (r *Replica) sleeping() bool {
 }
 
 // State returns a word for what is believed of the replica's server: new, ready,
-// marked (down by traffic) or down.
-func (r *Replica) State() string { return stateNames[r.endpoint.state.Load()] }
+// marked (down by traffic) or down; or leaving, if it is not discovered any more.
+func (r *Replica) State() string {
+	if r.Leaving() {
+		return "leaving"
+	}
+	return stateNames[r.endpoint.state.Load()]
+}
 
 // Drain keeps new requests away from the replica, or lets them come again. Those
 // under way go on.

@@ -9,9 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,11 +17,13 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/warmpath/warmpath/internal/certs"
+	"github.com/warmpath/warmpath/internal/discovery"
 )
 
 // Config is the settings of a [Pool].
 type Config struct {
-	// URLs are the replicas' base addresses, as http://host:port. A path is kept.
+	// URLs are the replicas' base addresses, as http://host:port, of which a path is
+	// kept, and the URLs of sources that know more of them, as [discovery.New] takes.
 	URLs []string `yaml:"urls"`
 	// ProbeInterval is the time between two probes of a replica. One that begins to
 	// fail is probed more often at first.
@@ -62,16 +62,8 @@ func (c *Config) Validate() error {
 	if len(c.URLs) == 0 {
 		return errors.New("no replicas: name at least one with -replica http://host:port (replica.urls in the file), or try -demo 3")
 	}
-	seen := map[string]bool{}
-	for _, raw := range c.URLs {
-		u, err := parseURL(raw)
-		if err != nil {
-			return err
-		}
-		if seen[u.Host+u.Path] { // which is the replica's ID, whatever the scheme
-			return fmt.Errorf("replica %s is named twice", raw)
-		}
-		seen[u.Host+u.Path] = true
+	if _, err := discovery.New(c.URLs, slog.New(slog.DiscardHandler)); err != nil {
+		return err
 	}
 	switch {
 	case c.ProbeInterval <= 0:
@@ -82,25 +74,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("scrape_interval must be above 0, not %v", c.ScrapeInterval)
 	}
 	return c.checkTLS()
-}
-
-func parseURL(raw string) (*url.URL, error) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		if i := strings.LastIndex(raw, "@"); i >= 0 {
-			raw = "…" + raw[i:] // what is before may be a password
-		}
-		return nil, fmt.Errorf("replica %q is not a URL like http://host:port", raw)
-	}
-	if u.User != nil {
-		return nil, fmt.Errorf("replica %s has a user in it, which requests would not bring along: set replica.key (-replica-key) and proxy.replica_auth", u.Redacted())
-	}
-	u.Path = strings.TrimRight(u.Path, "/")
-	if strings.HasSuffix(u.Path, "/v1") {
-		return nil, fmt.Errorf("replica %q is a base URL too long: leave out /v1, which requests bring along", raw)
-	}
-	u.RawPath, u.RawQuery, u.Fragment = "", "", ""
-	return u, nil
 }
 
 // Kind says what an [Event] is about.
@@ -115,6 +88,7 @@ const (
 	Unwell                // its requests or a probe show that it is not well
 	Drained               // an operator keeps requests away from it
 	Undrained             // or lets them come again
+	Gone                  // it has left for good: its slot will be another's
 )
 
 // Event is something that became known of a replica.
@@ -124,27 +98,31 @@ type Event struct {
 	Facts   Facts
 }
 
-// Pool watches a set of replicas. Make it with [New], run it with [Pool.Run].
+// Pool watches the replicas that there are. Make it with [New], run it with [Pool.Run].
 type Pool struct {
 	cfg    Config
 	log    *slog.Logger
 	notify func(Event)
 	client *http.Client
+	finder *discovery.Finder
 
 	tls         *tls.Config
 	certificate certs.Pair
 	key         atomic.Pointer[string]
 
-	set       atomic.Pointer[Set]
-	owns      atomic.Pointer[func(*Replica) bool]
-	mu        sync.Mutex // guards endpoints' models and replicas, and the making of a Set
-	endpoints []*endpoint
-	replicas  []*Replica // all that ever were, by slot
-	names     []string   // of models, by index less 1
+	set  atomic.Pointer[Set]
+	owns atomic.Pointer[func(*Replica) bool]
+
+	mu        sync.Mutex  // guards all below, and the making of a Set
+	endpoints []*endpoint // as they were found, then those that leave
+	complete  bool        // every source has told
+	replicas  []*Replica  // by slot; nil where one is free
+	names     []string    // of models, by index less 1
 }
 
-// New returns a pool over the configured replicas, none of them ready yet. Events
-// go to notify, which must not block; it is called from several goroutines.
+// New returns a pool over the replicas whose addresses are given, none of them ready
+// yet; [Pool.Run] discovers others. Events go to notify, which must not block; it is
+// called from several goroutines.
 func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -152,6 +130,9 @@ func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
 	p := &Pool{cfg: cfg, log: log, notify: notify}
 	p.SetKey(cfg.Key)
 	var err error
+	if p.finder, err = discovery.New(cfg.URLs, log); err != nil {
+		return nil, err
+	}
 	if p.tls, err = p.newTLS(&cfg); err != nil {
 		return nil, err
 	}
@@ -170,27 +151,47 @@ func New(cfg Config, log *slog.Logger, notify func(Event)) (*Pool, error) {
 		// Requests are not redirected either: an address that only redirects is no replica.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	for _, raw := range cfg.URLs {
-		u, err := parseURL(raw)
-		if err != nil {
-			return nil, err
-		}
-		e := &endpoint{pool: p, url: u, soon: make(chan struct{}, 1)}
-		p.endpoints = append(p.endpoints, e)
-		e.setRanks(1)
-	}
-	p.publish()
+	p.arrange(p.finder.Set())
 	return p, nil
 }
 
-// Run probes until ctx ends, and returns when all probing has.
+// Run discovers and probes until ctx ends, and returns when all of it has ended.
 func (p *Pool) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, e := range p.endpoints {
-		wg.Go(func() { e.watch(ctx) })
+	sets := make(chan discovery.Set)
+	wg.Go(func() {
+		p.finder.Run(ctx, func(set discovery.Set) {
+			select {
+			case sets <- set:
+			case <-ctx.Done():
+			}
+		})
+	})
+	tick := time.NewTicker(retireEvery)
+	defer tick.Stop()
+	for {
+		for _, e := range p.unwatched() {
+			ctx, cancel := context.WithCancel(ctx)
+			e.stop = cancel
+			wg.Go(func() {
+				defer close(e.stopped)
+				e.watch(ctx)
+			})
+		}
+		select {
+		case <-ctx.Done():
+			wg.Wait()
+			for _, e := range p.all() {
+				e.stop()
+			}
+			p.client.CloseIdleConnections()
+			return
+		case set := <-sets:
+			p.arrange(set)
+		case now := <-tick.C:
+			p.retire(now)
+		}
 	}
-	wg.Wait()
-	p.client.CloseIdleConnections()
 }
 
 // Set returns the current view.
@@ -238,14 +239,19 @@ func (p *Pool) Ready() bool {
 
 // publish makes a new Set. The caller holds mu, or nobody else has the pool yet.
 func (p *Pool) publish() {
-	set := &Set{byName: map[uint64]*Model{}, Complete: true}
+	set := &Set{byName: map[uint64]*Model{}, Complete: p.complete}
 	for i, name := range p.names {
 		m := &Model{Name: name, Index: i + 1}
 		set.Models = append(set.Models, m)
 		set.byName[xxhash.Sum64String(name)] = m
 	}
+	var staying []*Replica
 	for _, e := range p.endpoints {
 		set.Replicas = append(set.Replicas, e.replicas...)
+		if e.leaving.Load() {
+			continue
+		}
+		staying = append(staying, e.replicas...)
 		if e.models == nil {
 			set.Complete = false
 		} else {
@@ -258,7 +264,7 @@ func (p *Pool) publish() {
 			}
 		}
 	}
-	set.any = &Model{Replicas: set.Replicas}
+	set.any = &Model{Replicas: staying}
 	p.set.Store(set)
 }
 

@@ -24,6 +24,12 @@ type endpoint struct {
 	telling sync.Mutex    // held while facts are published
 	faults  atomic.Uint32 // that requests showed since the last success
 
+	leaving  atomic.Bool // it is not discovered any more
+	returned atomic.Bool // it was leaving: the next good probe takes it for another
+	left     time.Time   // since when it is leaving
+	stop     func()      // ends watch; nil before it has begun. Run's own, as is left
+	stopped  chan struct{}
+
 	// Written by watch alone, with pool.mu held.
 	models   []card
 	replicas []*Replica // by rank
@@ -78,13 +84,17 @@ func (e *endpoint) setRanks(n int) {
 // caller holds mu, or nobody else has the pool yet.
 func (p *Pool) replica(e *endpoint, id string, rank int) *Replica {
 	for _, r := range p.replicas {
-		if r.ID == id && r.endpoint == e {
+		if r != nil && r.ID == id && r.endpoint == e {
 			return r
 		}
 	}
-	r := newReplica(e, id, len(p.replicas), rank)
-	p.replicas = append(p.replicas, r)
-	return r
+	slot := slices.Index(p.replicas, nil)
+	if slot < 0 {
+		slot = len(p.replicas)
+		p.replicas = append(p.replicas, nil)
+	}
+	p.replicas[slot] = newReplica(e, id, slot, rank)
+	return p.replicas[slot]
 }
 
 // watch probes the endpoint until ctx ends.
@@ -147,7 +157,7 @@ func (e *endpoint) report(was int32, err error) {
 		log.Info("replica is not ready yet", "err", err)
 	case was != fresh:
 		e.hold = time.Time{}
-		if e.state.Swap(down) != down {
+		if e.state.Swap(down) != down && !e.leaving.Load() { // from one that leaves it is no news
 			log.Warn("replica is down", "err", err)
 			e.unwell()
 		}
@@ -182,7 +192,7 @@ func (e *endpoint) probe(ctx context.Context) error {
 			return err
 		}
 	}
-	if len(byRank) == 0 && (state == marked || state == down) {
+	if returned := e.returned.Swap(false); len(byRank) == 0 && (state == marked || state == down || returned) {
 		for _, r := range e.replicas { // it may have restarted: nothing tells
 			e.pool.notify(Event{Kind: Emptied, Replica: r})
 		}

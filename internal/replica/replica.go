@@ -17,13 +17,15 @@ import (
 type Replica struct {
 	ID   string // host:port, with /rank where there are several
 	Hash uint64 // of ID, the same in every gateway
-	Slot int    // small and dense: an index into tables; never another replica's
+	Slot int    // small and dense: an index into tables; not another's until [Replica.Gone]
 	URL  *url.URL
 	Rank int // the engine's rank behind its address, or -1 if it is the only one
 
 	endpoint *endpoint
 	facts    atomic.Pointer[Facts]
 	draining atomic.Bool
+	held     atomic.Int32 // requests under way
+	gone     atomic.Bool
 }
 
 func newReplica(e *endpoint, id string, slot, rank int) *Replica {
@@ -82,10 +84,12 @@ func (m *Model) Ready() bool {
 
 // Set is an immutable view of all replicas and models.
 type Set struct {
-	Replicas []*Replica // in the order of the configured addresses
+	// Replicas are in the order of the addresses and what their sources found, then
+	// those that leave.
+	Replicas []*Replica
 	Models   []*Model
-	// Complete is true once every address has told its models: a model that is not
-	// known then is known to nobody.
+	// Complete is true once every source has told its addresses, and every address its
+	// models: a model that is not known then is known to nobody.
 	Complete bool
 
 	told   int // replicas whose address has
@@ -99,7 +103,7 @@ type Set struct {
 func (s *Set) Model(name string) *Model {
 	if name == "" {
 		for _, m := range s.Models {
-			if !m.Adapter && len(m.Replicas) == s.told {
+			if !m.Adapter && s.told > 0 && len(m.Replicas) == s.told {
 				return m
 			}
 		}
@@ -111,8 +115,8 @@ func (s *Set) Model(name string) *Model {
 	return nil
 }
 
-// Any returns a model without a name, of index 0, that all replicas serve: for
-// requests that name none.
+// Any returns a model without a name, of index 0, that all replicas serve but those
+// that leave: for requests that name none.
 func (s *Set) Any() *Model { return s.any }
 
 // Known reports whether any replica has ever told its models.

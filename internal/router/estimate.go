@@ -43,6 +43,7 @@ const (
 // slot is the state of one replica. The router's lock guards it.
 type slot struct {
 	replica    *replica.Replica
+	gone       bool    // the replica is, and its number may be another's
 	head, tail *Lease  // requests not prefilled yet, in the order they were sent
 	queued     int     // how many these are
 	sum        float64 // seconds of work that they have

@@ -66,6 +66,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 	}
 	l.predicted = s.overhead + c.Wait + l.work
 	s.push(l) // counted by Acquire
+	s.replica.Hold()
 	s.reserve(l.work, now)
 	r.index.Pin(s.replica.Slot, s.queued+s.decoding) // each has a block that is not full
 	for i := range req.Prompt.Chains {
@@ -119,9 +120,10 @@ func (l *Lease) confirm() {
 	}
 }
 
-// emptied reports whether the replica's cache was emptied since the choice.
+// emptied reports whether the replica's cache was emptied since the choice, or the
+// replica is gone.
 func (l *Lease) emptied() bool {
-	return l.router.index.Generation(l.slot.replica.Slot) != l.generation
+	return l.slot.gone || l.router.index.Generation(l.slot.replica.Slot) != l.generation
 }
 
 // End says how a request ended.
@@ -167,6 +169,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	s := l.slot
 	s.count(now)
 	s.remove(l)
+	s.replica.Release()
 	r.last.learn(l, &o)
 	l.tell(Event{Kind: Ended})
 	if o.End == Completed && !o.Prefilled {
@@ -197,7 +200,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 		l.learn(&o)
 	}
 	if o.Response != 0 {
-		r.sessions.put(o.Response, session{slot: s.replica.Slot, tokens: o.Prompt + o.Completion, at: now})
+		r.sessions.put(o.Response, session{slot: s, tokens: o.Prompt + o.Completion, at: now})
 		l.tellKept(o.Response, o.Prompt+o.Completion)
 	}
 }

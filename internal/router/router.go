@@ -174,7 +174,7 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	l.why = c.why
 	r.record(l, &c)
 	if req.Session != 0 {
-		r.sessions.put(req.Session, session{slot: l.slot.replica.Slot, at: now})
+		r.sessions.put(req.Session, session{slot: l.slot, at: now})
 		l.tellKept(req.Session, 0)
 	}
 	return l, nil
@@ -368,7 +368,7 @@ func (r *Router) lookup(req *Request, m *modelState, previous *session) (total i
 	total += int(m.factor * float64(unchained))
 	if previous != nil {
 		total += previous.tokens
-		r.cached[previous.slot] += previous.tokens
+		r.cached[previous.slot.replica.Slot] += previous.tokens
 	}
 	if len(req.Prompt.Chains) != 1 {
 		known = prefix.Known{}
@@ -403,19 +403,15 @@ func (r *Router) choose(policy Policy, f Fleet, req *Request, previous *session,
 	return policy.Choose(f, candidates)
 }
 
-func (r *Router) indexOf(slot int) int {
-	for i, s := range r.chosen {
-		if s.replica.Slot == slot {
-			return i
-		}
-	}
-	return -1
-}
+func (r *Router) indexOf(s *slot) int { return slices.Index(r.chosen, s) }
 
 // Told takes what a replica says of its cache.
 func (r *Router) Told(rep *replica.Replica, f replica.Facts) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rep.Gone() {
+		return
+	}
 	r.slot(rep)
 	blocks := f.Blocks
 	if blocks > 0 {
@@ -431,8 +427,29 @@ const nullBlocks = 1
 func (r *Router) Emptied(rep *replica.Replica) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rep.Gone() {
+		return
+	}
 	r.index.Reset(rep.Slot)
 	r.slot(rep).doubt = doubt{}
+}
+
+// Gone takes notice that a replica has left for good: [replica.Replica.Gone] says so
+// from before this call on. All that is known of it is dropped, so that its number can
+// be another's. Requests that are still under way there end without a trace.
+func (r *Router) Gone(rep *replica.Replica) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rep.Slot >= len(r.slots) || r.slots[rep.Slot] == nil || r.slots[rep.Slot].replica != rep {
+		return
+	}
+	s := r.slots[rep.Slot]
+	s.gone = true
+	r.slots[rep.Slot] = nil
+	if r.byHash[rep.Hash] == s {
+		delete(r.byHash, rep.Hash)
+	}
+	r.index.Free(rep.Slot)
 }
 
 // State is what the router believes about one replica.

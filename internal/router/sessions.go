@@ -16,7 +16,7 @@ const (
 // session is where a session or a response is, and how many tokens it left there.
 type session struct {
 	key    prefix.Hash
-	slot   int
+	slot   *slot
 	tokens int
 	at     time.Time // last used
 }
@@ -31,15 +31,15 @@ func newSessions() sessions {
 	return sessions{byKey: map[prefix.Hash]*list.Element{}, recent: list.New()}
 }
 
-// get returns the session, or nil if there is none or it is too old. It is valid
-// until the next put.
+// get returns the session, or nil if there is none, it is too old or its replica is
+// gone. It is valid until the next put.
 func (s *sessions) get(key prefix.Hash, now time.Time) *session {
 	e := s.byKey[key]
 	if key == 0 || e == nil {
 		return nil
 	}
 	v := e.Value.(*session)
-	if now.Sub(v.at) > sessionsLast {
+	if now.Sub(v.at) > sessionsLast || v.slot.gone {
 		s.remove(e)
 		return nil
 	}

@@ -138,7 +138,7 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 	case Dropped:
 		r.index.Withdraw(e.Chain, s.replica.Slot)
 	case Keeps:
-		r.sessions.put(e.Session, session{slot: s.replica.Slot, tokens: e.Tokens, at: now})
+		r.sessions.put(e.Session, session{slot: s, tokens: e.Tokens, at: now})
 	}
 }
 
@@ -216,6 +216,10 @@ func (r *Router) Open(peer uint64, open []Event, now time.Time) {
 		}
 		listed[e.Lease] = true
 		l := r.share.leases[peer][e.Lease]
+		if l != nil && l.slot.gone { // it is back at the same address
+			r.endedBy(peer, l, now)
+			l = nil
+		}
 		if l != nil && l.slot != s {
 			continue // not of this router's making
 		}
@@ -268,7 +272,9 @@ func (r *Router) Fade(passed time.Duration, now time.Time) {
 func (r *Router) Know(rep *replica.Replica) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.slot(rep)
+	if !rep.Gone() {
+		r.slot(rep)
+	}
 }
 
 // tellWork is the work, in seconds, from which others are told at once what prompt it is

@@ -56,6 +56,9 @@ func (w *window) count(l *Lease) {
 func (r *Router) Counted(rep *replica.Replica, f replica.Facts) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rep.Gone() {
+		return
+	}
 	w := &r.slot(rep).window
 	generation := r.index.Generation(rep.Slot)
 	age := f.At.Sub(w.since)

@@ -247,6 +247,7 @@ func (h *hearing) hear(ctx context.Context) error {
 		return err
 	}
 	h.now = time.Now()
+	h.introduce() // before others speak of replicas that are new here
 	for _, s := range news {
 		channel := loadChannel
 		if s.Stream == h.keys[prefixChannel] {

@@ -1,0 +1,96 @@
+package discovery
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// lookEvery is the time between two looks at a file. Looking is what works over
+// network file systems and where a link is swapped, as Kubernetes does with mounted
+// ConfigMaps.
+const lookEvery = 500 * time.Millisecond
+
+// maxFileBytes bounds a file of replicas.
+const maxFileBytes = 1 << 20
+
+// file is a list of replicas in a file: a base URL on each line. Empty lines and
+// lines that begin with # do not count.
+type file struct{ path string }
+
+func newFile(raw string) (Source, error) {
+	const form = "file:/path/to/replicas.txt"
+	u, err := url.Parse(raw)
+	if err != nil || u.Host != "" || u.RawQuery != "" || u.Fragment != "" || u.Path+u.Opaque == "" {
+		return nil, fmt.Errorf("replica %q is not of the form %s", raw, form)
+	}
+	return file{path: u.Path + u.Opaque}, nil
+}
+
+// Run sends the file's replicas whenever it has changed. A change counts when the
+// file is the same at two looks: nobody is in the middle of writing it.
+func (f file) Run(ctx context.Context, send func(Update)) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	var last, used []byte
+	for first := true; ; first = false {
+		text, err := f.read()
+		switch {
+		case err != nil:
+			send(Update{Err: err})
+			used = nil // when it is back it is news, whatever it says
+		case first || bytes.Equal(text, last) && !bytes.Equal(text, used):
+			urls, err := parseFile(text)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", f.path, err)
+			}
+			send(Update{URLs: urls, Err: err})
+			used = text
+		}
+		last = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (f file) read() ([]byte, error) {
+	text, err := os.ReadFile(f.path)
+	if err == nil && len(text) > maxFileBytes {
+		err = fmt.Errorf("%s: it is longer than %d bytes", f.path, maxFileBytes)
+	}
+	if text == nil {
+		text = []byte{} // an empty file, which is not the same as none
+	}
+	return text, err
+}
+
+// parseFile reads a file's text. One bad line spoils it all: half a set is worse
+// than the last one.
+func parseFile(text []byte) (urls []*url.URL, err error) {
+	seen := map[string]bool{}
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		u, err := parseURL(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		if seen[ID(u)] {
+			return nil, fmt.Errorf("line %d: replica %s is named twice", number, line)
+		}
+		seen[ID(u)] = true
+		urls = append(urls, u)
+	}
+	return sorted(urls), nil
+}

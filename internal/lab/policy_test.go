@@ -324,3 +324,20 @@ func TestCountersFindTheCapacityThatAnswersDoNotTell(t *testing.T) {
 		t.Errorf("P95 %.3f s, %.3f cached; with everything right %.3f s, %.3f", wrong.P95, wrong.Hit, right.P95, right.Hit)
 	}
 }
+
+// TestWhatAnswersTellDoesNoHarm: caches are full and evict all the time, so that an
+// answer now and then tells less than was believed. A router that hears this must not
+// believe much less of the others than one that hears nothing.
+func TestWhatAnswersTellDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	for name, load := range map[string]float64{"prompts": 0.75 / 4, "rag": 1. / 4} {
+		run := func(silent bool) Summary {
+			return simulate(t, Scenario{Seed: 5, Replicas: 4, NoUsage: silent}, workload(t, name, load, 4*time.Minute, 5)).Summarize(4 * time.Minute)
+		}
+		told, silent := run(false), run(true)
+		t.Logf("%s: P95 %.3f s, %.3f cached; without usage %.3f s, %.3f", name, told.P95, told.Hit, silent.P95, silent.Hit)
+		if told.Hit < silent.Hit-0.01 || told.P95 > 1.1*silent.P95 {
+			t.Errorf("%s: P95 %.3f s, %.3f cached; without usage %.3f s, %.3f", name, told.P95, told.Hit, silent.P95, silent.Hit)
+		}
+	}
+}

@@ -265,14 +265,23 @@ func (x *Index) at(c *Chain, i int) (id int32, k int) {
 
 // Reserve records that slot s is about to compute all of c. It must be followed
 // by one call of [Index.Confirm] or [Index.Undo]. Tokens beyond what is known are
-// the chain's own times factor.
-func (x *Index) Reserve(c *Chain, s int, factor float64) {
+// the chain's own times factor. It returns when the far end of what the slot held of c
+// was last used, on the index's [Index.Clock], 0 if it never was. That is for
+// [Index.Shortfall] and [Index.Held]: until they are called, other requests for the
+// same may have touched it.
+func (x *Index) Reserve(c *Chain, s int, factor float64) (used uint64) {
+	held := false
 	x.touch(c, s, factor, func(g *segment) {
+		begun := g.stamp != 0
 		if g.pending == 0 { // else the last touch is one of those under way
 			g.before = g.stamp
 		}
 		g.pending++
+		if begun && !held { // the far end comes first
+			held, used = true, g.before
+		}
 	})
+	return used
 }
 
 // Confirm records that slot s has computed all of c.

@@ -192,9 +192,9 @@ func TestStaysConsistentUnderPressure(t *testing.T) {
 			case 2:
 				x.Answered(c, s, r.IntN(300))
 			case 3:
-				x.Shortfall(c, s, r.IntN(200))
+				x.Shortfall(s, r.Uint64N(x.clock+1))
 			case 4:
-				x.Held(c, s)
+				x.Held(s, r.Uint64N(x.clock+1))
 			case 5:
 				x.SetSlot(s, 16, 10+r.IntN(50))
 			case 6, 7, 8, 9:
@@ -338,9 +338,9 @@ func TestAShortfallRemovesAllThatWasUsedBefore(t *testing.T) {
 		x.Reserve(c, 0, 1)
 		x.Confirm(c, 0, 1)
 	}
-	x.Reserve(mid, 0, 1) // asked again, and the engine says it had nothing of it
+	used := x.Reserve(mid, 0, 1) // asked again, and the engine says it had nothing of it
 	x.Confirm(mid, 0, 1)
-	x.Shortfall(mid, 0, 0)
+	x.Shortfall(0, used)
 	if x.heldBy(old, 0) != 0 || x.heldBy(recent, 0) != 2 || x.heldBy(mid, 0) != 2 {
 		t.Errorf("old %d, mid %d, recent %d cuts held; want 0, 2, 2", x.heldBy(old, 0), x.heldBy(mid, 0), x.heldBy(recent, 0))
 	}
@@ -421,25 +421,65 @@ func BenchmarkFindAndReserve(b *testing.B) {
 	}
 }
 
-// TestAShortfallInABurstIsJudgedByTheUseBeforeIt: several requests for one prompt
-// are under way when the first turns out to have found nothing.
-func TestAShortfallInABurstIsJudgedByTheUseBeforeIt(t *testing.T) {
+// TestAnAnswerIsJudgedByTheUseBeforeItsRequest: others ask for the same prompt before
+// the first answer tells that it found nothing, or all.
+func TestAnAnswerIsJudgedByTheUseBeforeItsRequest(t *testing.T) {
+	for name, others := range map[string]func(x *Index, c *Chain){
+		"no others": func(*Index, *Chain) {},
+		"others in its queue": func(x *Index, c *Chain) {
+			x.Reserve(c, 0, 1)
+			x.Reserve(c, 0, 1)
+			x.Confirm(c, 0, 1)
+		},
+		"others while it decodes": func(x *Index, c *Chain) {
+			x.Confirm(c, 0, 1)
+			x.Reserve(c, 0, 1)
+			x.Confirm(c, 0, 1)
+			x.Reserve(c, 0, 1)
+		},
+		"others that go on from its beginning": func(x *Index, c *Chain) {
+			x.Confirm(c, 0, 1)
+			x.Reserve(chainOf(16, 1, 2, 3), 0, 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := NewIndex(1 << 30)
+			x.SetSlot(0, 16, 1000)
+			c := chainOf(16, 1, 1)
+			x.Confirm(c, 0, 1)
+			for i := range 50 {
+				x.Confirm(chainOf(16, 100+i, 7), 0, 1)
+			}
+			used := x.Reserve(c, 0, 1)
+			others(x, c)
+			x.Held(0, used)
+			if got := x.Capacity(0); got != 1020 {
+				t.Errorf("capacity %d after the oldest was found, want 1020", got)
+			}
+			x.Shortfall(0, used)
+			if got := x.heldBy(chainOf(16, 100, 7), 0); got != 2 || x.heldBy(c, 0) != 2 {
+				t.Errorf("what was used since was dropped: %d blocks are left", x.Blocks(0))
+			}
+			x.check(t)
+		})
+	}
+}
+
+// TestOnlyWhatWasComputedBeforeCanBeMissing: what a request under way is about to
+// compute was never used, though its beginning was.
+func TestOnlyWhatWasComputedBeforeCanBeMissing(t *testing.T) {
 	x := NewIndex(1 << 30)
-	x.SetSlot(0, 16, 1000)
-	gone := chainOf(16, 1, 1)
-	x.Confirm(gone, 0, 1)
-	for i := range 50 {
-		x.Confirm(chainOf(16, 100+i, 7), 0, 1)
+	x.Confirm(chainOf(16, 1, 2), 0, 1)
+	x.Confirm(chainOf(16, 9, 9), 0, 1)
+	if used := x.Reserve(chainOf(16, 1, 2, 3), 0, 1); used != 1 {
+		t.Errorf("the beginning was used at %d, want 1", used)
 	}
-	for range 3 {
-		x.Reserve(gone, 0, 1)
+	if used := x.Reserve(chainOf(16, 1, 2, 3), 0, 1); used != 0 {
+		t.Errorf("what is still to be computed was used at %d", used)
 	}
-	x.Confirm(gone, 0, 1)
-	x.Shortfall(gone, 0, 0)
-	if got := x.Blocks(0); got != 102 {
-		t.Errorf("%d blocks are left of 102: what was used since was dropped", got)
+	if used := x.Reserve(chainOf(16, 7), 0, 1); used != 0 {
+		t.Errorf("what is new was used at %d", used)
 	}
-	x.check(t)
 }
 
 // TestWhatWasReservedBeforeAResetTouchesNothingAfterIt is for callers: they see it

@@ -383,31 +383,20 @@ func (x *Index) Answered(c *Chain, s int, tokens int) {
 	}
 }
 
-// Shortfall takes proof that slot s no longer held c beyond the given tokens when
-// a request for c arrived there. The engine evicts the least recently used first,
-// so everything it had used before the missing part is gone too, and its cache
-// for prefixes is no larger than what is left (routing.md C7). It returns when the
-// missing part was last used before that, on the index's [Index.Clock], 0 if never.
-func (x *Index) Shortfall(c *Chain, s int, tokens int) (used uint64) {
-	x.follow(c, s)
+// Shortfall takes proof that slot s had evicted a part of a prompt when a request for
+// it arrived there; used is what that request's [Index.Reserve] returned. The engine
+// evicts the least recently used first, so everything that it had used until then is
+// gone too, and its cache for prefixes is no larger than what is left (routing.md C7).
+func (x *Index) Shortfall(s int, used uint64) {
+	x.grow(s)
 	t := &x.slots[s]
-	end := 0
-	for _, st := range x.path {
-		g, e := x.segs.get(st.seg), x.edges.get(st.edge)
-		if end += int(e.upTo(len(e.tokens))); end <= tokens {
-			continue
-		}
-		before := g.before
-		if before == 0 {
-			return 0
-		}
-		for t.oldest != none && x.segs.get(t.oldest).stamp <= before {
-			x.drop(&t.lru, t.oldest)
-		}
-		t.capacity = max(t.used, t.nominal/8, 1)
-		return before
+	if used == 0 {
+		return
 	}
-	return 0
+	for t.oldest != none && x.segs.get(t.oldest).stamp <= used {
+		x.drop(&t.lru, t.oldest)
+	}
+	t.capacity = max(t.used, t.nominal/8, 1)
 }
 
 // Clock counts the touches of all slots.
@@ -453,21 +442,16 @@ func (x *Index) TokensAt(c *Chain, cut int32) (tokens int, exact bool) {
 	return sum, exact
 }
 
-// Held takes proof that slot s held what was predicted of c. If that had not been
-// used for long, the slot has more room than believed, by 2 %.
-func (x *Index) Held(c *Chain, s int) {
-	x.follow(c, s)
+// Held takes proof that slot s held what was predicted of a prompt; used is what its
+// request's [Index.Reserve] returned. If that is long ago, the slot has more room than
+// believed, by 2 %.
+func (x *Index) Held(s int, used uint64) {
+	x.grow(s)
 	t := &x.slots[s]
-	if t.oldest == none || t.capacity >= 4*t.nominal {
+	if used == 0 || t.oldest == none || t.capacity >= 4*t.nominal {
 		return
 	}
-	oldest := x.segs.get(t.oldest).stamp
-	for _, st := range slices.Backward(x.path) {
-		if before := x.segs.get(st.seg).before; before != 0 { // the far end of what was held
-			if before < oldest+(x.clock-oldest)/10 {
-				t.capacity += max(1, t.capacity/50)
-			}
-			return
-		}
+	if oldest := x.segs.get(t.oldest).stamp; used < oldest+(x.clock-oldest)/10 {
+		t.capacity += max(1, t.capacity/50)
 	}
 }

@@ -36,6 +36,7 @@ type Lease struct {
 	gap       Gap
 	shadow    Shadow
 	clock     uint64 // the index's, when it was made
+	used      uint64 // by the same clock, when what the replica held of the last chain had been used before, 0 for never
 
 	generation uint16 // of the slot's cache
 }
@@ -71,7 +72,7 @@ func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, tot
 	r.index.Pin(s.replica.Slot, s.queued+s.decoding) // each has a block that is not full
 	for i := range req.Prompt.Chains {
 		chain := &req.Prompt.Chains[i]
-		r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
+		l.used = r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
 	}
 	l.tellRouted()
 	return l
@@ -271,12 +272,12 @@ func (l *Lease) compare(o *Outcome, m *modelState, c *prefix.Chain) {
 		m.carry += carryRate * (min(1, max(0, share)) - m.carry)
 		l.slot.doubt.kept(o.Cached)
 	case lost > 0:
-		used := r.index.Shortfall(c, s, o.Cached)
-		l.slot.doubt.contradicted(used, l.clock, o.Cached)
+		r.index.Shortfall(s, l.used)
+		l.slot.doubt.contradicted(l.used, l.clock, o.Cached)
 	case o.Cached > held+tolerance:
 		r.index.Surplus(s, (o.Cached-held)/block)
 	case held > 0:
-		r.index.Held(c, s)
+		r.index.Held(s, l.used)
 		l.slot.doubt.kept(o.Cached)
 	}
 	l.measure(o.Prompt, o.Cached, held, lost, tolerance)

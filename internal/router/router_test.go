@@ -404,6 +404,36 @@ func TestARestartForgetsWhatWasHeld(t *testing.T) {
 	}
 }
 
+// TestAShortfallForgetsOnlyWhatIsOlder: the next request for a prefix comes while the
+// first that found it gone is still being answered. What was used between the two
+// times that it was computed is held.
+func TestAShortfallForgetsOnlyWhatIsOlder(t *testing.T) {
+	const others = 20
+	f := newFleet(t, 1)
+	ask := func(system uint64, question string) *Lease {
+		l := f.acquire(&Request{Prompt: f.prompt(conversation(text(8000, system), question)), Stream: true})
+		f.pass(l.Predicted())
+		l.Prefilled(f.now)
+		return l
+	}
+	for i := range uint64(others) {
+		l := ask(i, "first")
+		tokens, _ := l.Tokens()
+		l.Done(Outcome{End: Completed, Prefilled: true, Prompt: tokens, CachedKnown: true}, f.now)
+	}
+	found, next := ask(0, "second"), ask(0, "third")
+	tokens, _ := found.Tokens()
+	found.Done(Outcome{End: Completed, Prefilled: true, Prompt: tokens, CachedKnown: true}, f.now)
+	next.Done(Outcome{End: Canceled, Prefilled: true}, f.now)
+	for i := range uint64(others) {
+		l := ask(i, "last")
+		if prompt, cached := l.Tokens(); cached < prompt*9/10 {
+			t.Errorf("prefix %d: %d of %d tokens predicted", i, cached, prompt)
+		}
+		l.Done(Outcome{End: Canceled, Prefilled: true}, f.now)
+	}
+}
+
 // TestPredictionsKeepToWholeBlocksAndLeaveOneToken is vLLM's rule: at most
 // prompt - 1 tokens, rounded down to blocks.
 func TestPredictionsKeepToWholeBlocksAndLeaveOneToken(t *testing.T) {

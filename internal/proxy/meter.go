@@ -53,13 +53,25 @@ func (m *meter) reset() {
 	*m = meter{scanner: scanner, whole: whole}
 }
 
+// restart forgets the answer of the attempt before, if there was one. Who gave it
+// stays for the log, should there be no other.
+func (m *meter) restart() {
+	replica, why := m.replica, m.why
+	m.reset()
+	m.replica, m.why = replica, why
+}
+
+// follow takes what was expected of the attempt that a lease is for.
+func (m *meter) follow(l *router.Lease) {
+	m.replica, m.why, m.prefill = l.Replica().ID, l.Why(), l.Predicted()
+	_, m.predicted = l.Tokens()
+}
+
+// begin is at the head of the attempt's answer.
 func (m *meter) begin(x *exchange, status int, stream bool) {
 	m.x, m.status, m.stream = x, status, stream
 	m.reads = x.endpoint != openai.Other && status < 300
-	m.replica = x.lease.Replica().ID
-	_, m.predicted = x.lease.Tokens()
 	m.batch = len(x.prompt.Chains) > 1
-	m.prefill, m.why = x.lease.Predicted(), x.lease.Why()
 }
 
 // take reads a piece of the answer.
@@ -182,7 +194,7 @@ func (m *meter) record(x *exchange, now time.Time) {
 		if len(x.req.Tried) == 0 {
 			mm.Overhead.Observe((x.chosen.Sub(x.read) + connect).Seconds())
 		}
-		if x.status < 300 && m.x != nil {
+		if m.status > 0 && m.status < 300 {
 			mm.Hop[metrics.Headers].Observe((x.sent.Sub(x.chosen) - connect).Seconds())
 		}
 	}

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -145,34 +146,51 @@ func (s sample) total() (t reading) {
 	return t
 }
 
-// quantile returns the q-quantile of what came between two readings, in seconds, by
-// linear interpolation within a bucket as Prometheus does it; NaN if nothing came.
-func quantile(q float64, from, to reading) float64 {
-	since := func(i int) float64 {
-		if i < len(from.counts) && from.counts[len(from.counts)-1] <= to.counts[len(to.counts)-1] {
-			return float64(to.counts[i] - from.counts[i])
-		}
-		return float64(to.counts[i])
+// since returns the TTFT that came after an earlier sample. It is taken for each replica
+// by itself: one that has left takes its counts away, and one that is back begins anew.
+func (s sample) since(earlier sample) sample {
+	came := sample{}
+	for id, r := range s {
+		came[id] = r.since(earlier[id])
 	}
-	n := len(to.bounds)
-	if n == 0 || since(n) == 0 {
+	return came
+}
+
+// since returns the TTFT that came after an earlier reading of the same replica.
+func (r reading) since(earlier reading) reading {
+	came := reading{bounds: r.bounds, counts: slices.Clone(r.counts)}
+	if n := len(earlier.counts); n == 0 || n != len(r.counts) || earlier.counts[n-1] > r.counts[n-1] {
+		return came
+	}
+	for i, n := range earlier.counts {
+		came.counts[i] -= min(n, came.counts[i])
+	}
+	return came
+}
+
+// quantile returns the q-quantile of a reading's TTFT, in seconds, by linear
+// interpolation within a bucket as Prometheus does it; NaN if nothing came.
+func (r reading) quantile(q float64) float64 {
+	n := len(r.bounds)
+	if n == 0 || r.counts[n] == 0 {
 		return math.NaN()
 	}
-	rank, below, lower := q*since(n), 0.0, 0.0
-	for i, upper := range to.bounds {
-		if c := since(i); c >= rank {
+	rank, below, lower := q*float64(r.counts[n]), 0.0, 0.0
+	for i, upper := range r.bounds {
+		c := float64(r.counts[i])
+		if c >= rank {
 			return lower + (upper-lower)*(rank-below)/max(1, c-below)
 		}
-		below, lower = since(i), upper
+		below, lower = c, upper
 	}
-	return to.bounds[n-1]
+	return r.bounds[n-1]
 }
 
 // curve returns a replica's P95 of the minute before each sample, -1 if nothing came.
 func curve(list []sample, id string) []float64 {
 	var out []float64
 	for i := range list {
-		v := quantile(.95, list[max(0, i-window)][id], list[i][id])
+		v := list[i][id].since(list[max(0, i-window)][id]).quantile(.95)
 		if math.IsNaN(v) {
 			v = -1
 		}

@@ -80,12 +80,13 @@ func (a *Admin) overview(w http.ResponseWriter, r *http.Request) {
 	if len(list) > window {
 		earlier = list[len(list)-1-window]
 	}
-	o.Fleet = fleet(earlier.total(), now.total())
+	o.Fleet = fleet(earlier, now)
 	for _, rep := range a.list() {
 		g := Glance{Replica: rep, Curve: curve(list, rep.ID)}
-		last, before := now[rep.ID], earlier[rep.ID]
+		last := now[rep.ID]
+		lately := last.since(earlier[rep.ID])
 		o.Fleet.add(rep)
-		g.P50, g.P95 = number(quantile(.5, before, last)), number(quantile(.95, before, last))
+		g.P50, g.P95 = number(lately.quantile(.5)), number(lately.quantile(.95))
 		if last.prompt > 0 {
 			g.HitRate = number(last.cached / last.prompt)
 		}
@@ -99,10 +100,11 @@ func (a *Admin) overview(w http.ResponseWriter, r *http.Request) {
 	a.render(w, "overview", o)
 }
 
-func fleet(before, now reading) Fleet {
-	f := Fleet{P50: number(quantile(.5, before, now)), P95: number(quantile(.95, before, now)), Gap: now.gap}
-	if now.prompt > 0 {
-		f.HitRate, f.Predicted = number(now.cached/now.prompt), number(now.predicted/now.prompt)
+func fleet(earlier, now sample) Fleet {
+	lately, all := now.since(earlier).total(), now.total()
+	f := Fleet{P50: number(lately.quantile(.5)), P95: number(lately.quantile(.95)), Gap: all.gap}
+	if all.prompt > 0 {
+		f.HitRate, f.Predicted = number(all.cached/all.prompt), number(all.predicted/all.prompt)
 	}
 	return f
 }

@@ -299,3 +299,51 @@ func TestAModelOfAReplicaThatHasNotAnsweredYetIsNotUnknown(t *testing.T) {
 		t.Errorf("no model, and one served by all that answered: status %d, %s", a.status, a.body)
 	}
 }
+
+// TestWhatAnAttemptSaidIsForgottenWithIt: the first replica takes back an answer of
+// which it had begun to tell, and the second does not answer. Nothing of the first
+// answer counts for the second replica, or as the client's.
+func TestWhatAnAttemptSaidIsForgottenWithIt(t *testing.T) {
+	f := func(name, req, answer string) {
+		t.Run(name, func(t *testing.T) {
+			first := newWorker(t, func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasPrefix(answer, "{") {
+					_, _ = io.WriteString(w, answer)
+					return
+				}
+				newStream(t, w, r).send(answer)
+			})
+			second := newWorker(t, nil)
+			second.answer(func(w http.ResponseWriter, _ *http.Request) { reset(w) })
+			g := start(t, inTurn, first.url, second.url)
+			g.ask(chatPath, req)
+			g.idle()
+			if n := g.metric("warmpath_ttft_seconds_count"); n != 0 {
+				t.Errorf("%v first tokens: %q", n, g.series("warmpath_ttft_seconds_count"))
+			}
+			for _, hop := range []string{"headers", "first_event", "first_token"} {
+				if n := g.metric("warmpath_hop_seconds_count", "hop", hop); n != 0 {
+					t.Errorf("the hop %s was seen %v times: %q", hop, n, g.series("warmpath_hop_seconds_sum"))
+				}
+			}
+			if n := g.metric("warmpath_prompt_tokens_total"); n != 0 {
+				t.Errorf("%v prompt tokens", n)
+			}
+			if n := g.metric("warmpath_ttft_error_seconds_count"); n != 0 {
+				t.Errorf("%v predictions were compared", n)
+			}
+			if n := g.metric("warmpath_no_first_token_total", "replica", second.id, "reason", "error"); n != 1 {
+				t.Errorf("without a first token: %q", g.series("warmpath_no_first_token_total"))
+			}
+			for _, r := range g.replicas() {
+				if r.at("id") == second.id && r.at("penalty_seconds") == 0.0 {
+					t.Error("the second replica has no penalty")
+				}
+			}
+			g.logged("msg=request", "replica="+second.id, "attempts=2")
+		})
+	}
+	failure := `{"error":{"message":"out of memory","code":500}}`
+	f("streamed", streamReq, tok("a")+use(1)+"data: "+failure+"\n\n")
+	f("whole", wholeReq, `{"choices":[{"message":{"content":"a"},"finish_reason":"abort"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`)
+}

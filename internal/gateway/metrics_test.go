@@ -161,6 +161,48 @@ func TestTokensAreCounted(t *testing.T) {
 	f("not told, whole", wholeReq, silent, 100, 0, 1)
 }
 
+// TestHopsAddUpWhateverElseIsAsked: answers that are not streamed, that fail, that
+// end before a token, or whose replica had to be asked again.
+func TestHopsAddUpWhateverElseIsAsked(t *testing.T) {
+	asked := 0
+	w := newWorker(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != chatPath || r.Header.Get("X-Whole") != "" {
+			time.Sleep(20 * time.Millisecond)
+			_, _ = io.WriteString(w, `{}`)
+			return
+		}
+		switch asked++; asked % 4 {
+		case 1:
+			newStream(t, w, r).send(roleEvent + finEvent + doneEvent)
+		case 2:
+			w.WriteHeader(http.StatusBadRequest)
+		case 3:
+			newStream(t, w, r).send(`data: {"error":{"message":"no"}}` + "\n\n")
+		default:
+			newStream(t, w, r).send(roleEvent + tok("a") + finEvent + doneEvent)
+		}
+	})
+	g := start(t, nil, w.url)
+	for range 8 {
+		g.ask(chatPath, streamReq)
+		g.ask(chatPath, wholeReq, "X-Whole", "1")
+		g.ask("/tokenize", `{"prompt":"hi"}`)
+	}
+	g.idle()
+	tokens := g.metric("warmpath_ttft_seconds_count")
+	if tokens != 2 {
+		t.Errorf("%v first tokens, want 2", tokens)
+	}
+	for _, hop := range []string{"read", "choose", "connect", "headers", "first_event", "first_token"} {
+		if n := g.metric("warmpath_hop_seconds_count", "hop", hop); n != tokens {
+			t.Errorf("hop %s was seen %v times, want %v", hop, n, tokens)
+		}
+	}
+	if hops, ttft := g.metric("warmpath_hop_seconds_sum"), g.metric("warmpath_ttft_seconds_sum"); math.Abs(hops-ttft) > 1e-6 {
+		t.Errorf("the hops sum to %v s, TTFT to %v s", hops, ttft)
+	}
+}
+
 func TestClientsCannotMakeSeries(t *testing.T) {
 	w := newWorker(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) })
 	g := start(t, nil, w.url)

@@ -92,6 +92,7 @@ func Plain(data []byte) bool {
 
 var (
 	letter = []byte(`\u`)
+	space  = []byte(" ")
 	deltas = []byte("delta") // how the types of events end that bring content, and those of what is in them
 )
 
@@ -100,13 +101,14 @@ func begins(b []byte, word string) bool { return len(b) >= len(word) && string(b
 // text returns the beginning of the string that follows a member's name, up to the
 // next quote; nothing if what follows is no string, or not in the usual form.
 func text(b []byte) []byte {
-	if len(b) > 1 && b[0] == ':' && b[1] == ' ' {
-		b = b[1:]
-	}
-	if len(b) < 2 || b[1] != '"' {
+	if len(b) == 0 || b[0] != ':' { // it was no name but a string, as a model's may be
 		return nil
 	}
-	b = b[2:]
+	b = bytes.TrimPrefix(b[1:], space)
+	if len(b) == 0 || b[0] != '"' {
+		return nil
+	}
+	b = b[1:]
 	return b[:max(0, bytes.IndexByte(b, '"'))]
 }
 

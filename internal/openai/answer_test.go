@@ -293,6 +293,9 @@ func TestPlainEventsAreTokens(t *testing.T) {
 		`{"part":{"type":"output_text","text":"all of it"},"type":"response.content_part.done"}`:        {false, false},
 		`{"type":"response.output_item.done","item":{"content":[{"type":"output_text","text":"all"}]}}`: {false, false},
 		Done: {false, false},
+		`{"model":"content","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`:                   {false, false},
+		`{"id":"text","object":"chunk","choices":[{"delta":{"content":""}}]}`:                             {false, false},
+		`{"type":"content_block_delta","index":0,"delta":{"type":"delta","text":""},"id":"text","a":"b"}`: {false, false},
 	} {
 		if got := Plain([]byte(data)); got != want.plain {
 			t.Errorf("%s: plain is %v", data, got)

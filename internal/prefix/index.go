@@ -21,13 +21,21 @@ import (
 type Index struct {
 	edges  arena[edge]
 	segs   arena[segment]
-	byHead map[Hash]int32 // an edge by the hash of its first cut
+	byHead map[head]int32
 	slots  []slot
 	stale  int32  // list, by older, of segments that a second reset left behind
 	clock  uint64 // of touches
 	cuts   int64  // in all edges
 	limit  int64  // bytes
 	path   []step
+}
+
+// head names an edge: the one before it, or none, and the hash of its first cut. A
+// path through the tree goes down by it, whatever hashes a chain has: one that stands
+// in two places, as a collision that somebody has made does, leads to two edges.
+type head struct {
+	parent int32
+	hash   Hash
 }
 
 type edge struct {
@@ -132,7 +140,7 @@ const none = -1
 
 // NewIndex returns an empty index that keeps its memory below limit bytes.
 func NewIndex(limit int64) *Index {
-	return &Index{byHead: make(map[Hash]int32), limit: limit, stale: none}
+	return &Index{byHead: make(map[head]int32), limit: limit, stale: none}
 }
 
 // SetSlot tells a slot's block size in tokens and its capacity in blocks. Slots
@@ -176,8 +184,9 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		matches[i] = Match{Cut: none}
 	}
 	known.Cut = none
+	parent := int32(none)
 	for i, base := 0, int32(0); i < len(c.Cuts); base = known.Tokens {
-		id, k := x.at(c, i)
+		id, k := x.at(c, i, parent)
 		if k == 0 {
 			break
 		}
@@ -205,7 +214,7 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		if e.children >= manyBranches {
 			known.Shared, known.Branches = known.Tokens, e.children
 		}
-		i += k
+		i, parent = i+k, id
 	}
 	return known
 }
@@ -219,11 +228,12 @@ func (x *Index) Lost(c *Chain, s int) (cut int32) {
 	if t.lost.oldest == none {
 		return cut
 	}
-	for i := 0; i < len(c.Cuts); {
-		id, k := x.at(c, i)
+	for i, parent := 0, int32(none); i < len(c.Cuts); {
+		id, k := x.at(c, i, parent)
 		if k == 0 {
 			return cut
 		}
+		parent = id
 		depth := 0
 		for _, generation := range [...]uint16{t.generation, t.generation - 1} {
 			if at := x.find(id, s, generation); at != none {
@@ -240,10 +250,10 @@ func (x *Index) Lost(c *Chain, s int) (cut int32) {
 	return cut
 }
 
-// at returns the edge that begins at cut i of c, and how many of its cuts are c's.
-// Hashes stand for everything before them, so that a binary search is enough.
-func (x *Index) at(c *Chain, i int) (id int32, k int) {
-	id, ok := x.byHead[c.Cuts[i].Hash]
+// at returns the edge behind parent that begins at cut i of c, and how many of its cuts
+// are c's. Hashes stand for everything before them, so that a binary search is enough.
+func (x *Index) at(c *Chain, i int, parent int32) (id int32, k int) {
+	id, ok := x.byHead[head{parent, c.Cuts[i].Hash}]
 	if !ok {
 		return none, 0
 	}
@@ -323,7 +333,7 @@ func (x *Index) insert(c *Chain, factor float64) {
 	tokens, estimated := int32(0), int32(0) // known, and in the chain's own count, up to cut i
 	parent := int32(none)
 	for i := 0; i < len(c.Cuts); {
-		id, k := x.at(c, i)
+		id, k := x.at(c, i, parent)
 		switch {
 		case k == 0:
 			id, k = x.newEdge(parent, c, i, tokens, estimated, factor), len(c.Cuts)-i
@@ -348,7 +358,7 @@ func (x *Index) newEdge(parent int32, c *Chain, i int, tokens, estimated int32, 
 		e.hash[j] = cuts[j].Hash
 		e.tokens[j] = tokens + int32(math.Round(float64(cuts[j].Tokens-estimated)*factor))
 	}
-	x.byHead[e.hash[0]] = id
+	x.byHead[head{parent, e.hash[0]}] = id
 	x.cuts += int64(len(cuts))
 	return id
 }
@@ -364,7 +374,7 @@ func (x *Index) split(id int32, k int) (upper int32) {
 	}
 	e.hash, e.tokens = append([]Hash(nil), e.hash[k:]...), append([]int32(nil), e.tokens[k:]...)
 	e.from, e.parent = f.tokens[k-1], upper
-	x.byHead[f.hash[0]], x.byHead[e.hash[0]] = upper, id
+	x.byHead[head{f.parent, f.hash[0]}], x.byHead[head{upper, e.hash[0]}] = upper, id
 
 	at := e.segs
 	e.segs = none
@@ -431,9 +441,9 @@ func (x *Index) addSegment(id int32, s int) int32 {
 	return at
 }
 
-// Sizes that the index counts itself by; a map entry takes some 40 bytes.
+// Sizes that the index counts itself by; a map entry takes some 48 bytes.
 const (
-	edgeBytes    = int64(unsafe.Sizeof(edge{})) + 40
+	edgeBytes    = int64(unsafe.Sizeof(edge{})) + 48
 	segmentBytes = int64(unsafe.Sizeof(segment{}))
 	cutBytes     = int64(unsafe.Sizeof(Hash(0)) + unsafe.Sizeof(int32(0)))
 )

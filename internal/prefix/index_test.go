@@ -84,7 +84,7 @@ func (x *Index) check(t *testing.T) {
 	cuts, children := int64(0), int32(0)
 	for h, id := range x.byHead {
 		e := x.edges.get(id)
-		if e.hash[0] != h || e.segs == none && e.children == 0 {
+		if (head{e.parent, e.hash[0]}) != h || e.segs == none && e.children == 0 {
 			t.Fatalf("edge %d is lost or empty", id)
 		}
 		cuts += int64(len(e.hash))
@@ -609,4 +609,87 @@ func TestWhatWasLostIsRememberedAsLongAsItWouldBeHeld(t *testing.T) {
 	x.Reset(0)
 	x.Reset(0)
 	f("emptied twice", shorter, 0, 0)
+}
+
+// TestHashesThatRepeatDoNoHarm has chains in which one hash stands in two places, as a
+// collision that a client has made or what another gateway tells may have it.
+func TestHashesThatRepeatDoNoHarm(t *testing.T) {
+	of := func(hashes ...Hash) *Chain {
+		c := &Chain{}
+		for i, h := range hashes {
+			c.Cuts = append(c.Cuts, Cut{h, int32(100 * (i + 1))})
+		}
+		c.Tokens = int32(100 * len(hashes))
+		return c
+	}
+	t.Run("in one chain", func(t *testing.T) {
+		x := NewIndex(1 << 20)
+		x.Reserve(of(1), 0, 1)
+		x.Reserve(of(1, 1), 1, 1)
+		x.check(t)
+		x.Withdraw(of(1, 1), 1)
+		x.Undo(of(1, 1), 1)
+		x.check(t)
+	})
+	type reserved struct {
+		chain      *Chain
+		slot       int
+		generation uint16
+	}
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		x := NewIndex(1 << 14)
+		var open []reserved
+		matches := make([]Match, 3)
+		for range 300 {
+			var hashes []Hash
+			for range 1 + rnd.IntN(5) {
+				hashes = append(hashes, Hash(1+rnd.IntN(4)))
+			}
+			c, s := of(hashes...), rnd.IntN(3)
+			switch rnd.IntN(9) {
+			case 0, 1:
+				x.Reserve(c, s, 1)
+				open = append(open, reserved{c, s, x.Generation(s)})
+			case 2, 3:
+				if len(open) == 0 {
+					continue
+				}
+				was := open[0]
+				if open = open[1:]; x.Generation(was.slot) != was.generation {
+					continue
+				}
+				if rnd.IntN(2) == 0 {
+					x.Confirm(was.chain, was.slot, 1)
+				} else {
+					x.Undo(was.chain, was.slot)
+				}
+			case 4: // as another gateway tells it
+				x.Reserve(c, s, 1)
+				x.Confirm(c, s, 1)
+				x.Withdraw(c, s)
+			case 5:
+				x.Learn(c, s, 10+rnd.IntN(1000))
+			case 6:
+				x.Shortfall(c, s, rnd.IntN(500))
+			case 7:
+				x.Answered(c, s, rnd.IntN(100))
+			default:
+				x.Find(c, matches)
+				x.Lost(c, s)
+				if rnd.IntN(20) == 0 {
+					x.Reset(s)
+				}
+			}
+		}
+		for s := range x.slots {
+			x.Free(s)
+		}
+		for x.stale != none {
+			x.reclaim()
+		}
+		if x.edges.live != 0 || x.segs.live != 0 || x.cuts != 0 || len(x.byHead) != 0 {
+			t.Fatalf("seed %d: %d edges, %d segments, %d cuts and %d heads are left of nothing", seed, x.edges.live, x.segs.live, x.cuts, len(x.byHead))
+		}
+	}
 }

@@ -177,7 +177,7 @@ func (x *Index) prune(at int32) {
 			return
 		}
 		parent := e.parent
-		delete(x.byHead, e.hash[0])
+		delete(x.byHead, head{parent, e.hash[0]})
 		x.cuts -= int64(len(e.hash))
 		*e = edge{}
 		x.edges.give(at)
@@ -248,8 +248,8 @@ func (x *Index) reclaim() {
 func (x *Index) follow(c *Chain, s int) {
 	x.grow(s)
 	x.path = x.path[:0]
-	for i := 0; i < len(c.Cuts); {
-		id, k := x.at(c, i)
+	for i, parent := 0, int32(none); i < len(c.Cuts); parent = x.path[len(x.path)-1].edge {
+		id, k := x.at(c, i, parent)
 		if k == 0 {
 			return
 		}
@@ -428,11 +428,12 @@ func (x *Index) Resize(s int, times float64) {
 // has counted just these; 0 if the cut is not known.
 func (x *Index) TokensAt(c *Chain, cut int32) (tokens int, exact bool) {
 	sum := 0
-	for i := 0; i <= int(cut); {
-		id, k := x.at(c, i)
+	for i, parent := 0, int32(none); i <= int(cut); {
+		id, k := x.at(c, i, parent)
 		if k == 0 {
 			return 0, false
 		}
+		parent = id
 		e := x.edges.get(id)
 		k = min(k, int(cut)-i+1)
 		sum += int(e.upTo(k))

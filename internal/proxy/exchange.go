@@ -326,6 +326,8 @@ func (x *exchange) choosePolicy() bool {
 // choose takes a lease on a replica for the next attempt.
 func (x *exchange) choose() bool {
 	x.chosen = time.Now()
+	x.connected, x.reused = 0, false
+	x.meter.restart()
 	lease, err := x.p.router.Acquire(&x.req, x.chosen)
 	overload := (*router.OverloadError)(nil)
 	switch {
@@ -342,6 +344,7 @@ func (x *exchange) choose() bool {
 		return false
 	}
 	x.lease = lease
+	x.meter.follow(lease)
 	if x.attempts++; x.attempts == 1 {
 		x.p.budget.earn()
 	}
@@ -356,7 +359,6 @@ func (x *exchange) choose() bool {
 // send makes the attempt: it returns the answer's head.
 func (x *exchange) send() (*http.Response, error) {
 	rep := x.lease.Replica()
-	x.connected, x.reused = 0, false
 	x.startAttempt()
 	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: x.gotConn})

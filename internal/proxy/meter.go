@@ -53,13 +53,25 @@ func (m *meter) reset() {
 	*m = meter{scanner: scanner, whole: whole}
 }
 
+// restart forgets the answer of the attempt before, if there was one. Who gave it
+// stays for the log, should there be no other.
+func (m *meter) restart() {
+	replica, why := m.replica, m.why
+	m.reset()
+	m.replica, m.why = replica, why
+}
+
+// follow takes what was expected of the attempt that a lease is for.
+func (m *meter) follow(l *router.Lease) {
+	m.replica, m.why, m.prefill = l.Replica().ID, l.Why(), l.Predicted()
+	_, m.predicted = l.Tokens()
+}
+
+// begin is at the head of the attempt's answer.
 func (m *meter) begin(x *exchange, status int, stream bool) {
 	m.x, m.status, m.stream = x, status, stream
 	m.reads = x.endpoint != openai.Other && status < 300
-	m.replica = x.lease.Replica().ID
-	_, m.predicted = x.lease.Tokens()
 	m.batch = len(x.prompt.Chains) > 1
-	m.prefill, m.why = x.lease.Predicted(), x.lease.Why()
 }
 
 // take reads a piece of the answer.
@@ -174,30 +186,20 @@ func (m *meter) record(x *exchange, now time.Time) {
 		return
 	}
 	mm := x.p.metrics
-	mm.Hop[metrics.Read].Observe(x.read.Sub(x.arrived).Seconds())
-	mm.Hop[metrics.Choose].Observe(x.chosen.Sub(x.read).Seconds())
-	connect := x.connected
-	if connect > 0 {
-		mm.Hop[metrics.Connect].Observe(connect.Seconds())
-		if len(x.req.Tried) == 0 {
-			mm.Overhead.Observe((x.chosen.Sub(x.read) + connect).Seconds())
-		}
-		if x.status < 300 && m.x != nil {
-			mm.Hop[metrics.Headers].Observe((x.sent.Sub(x.chosen) - connect).Seconds())
-		}
+	if x.connected > 0 && len(x.req.Tried) == 0 {
+		mm.Overhead.Observe((x.chosen.Sub(x.read) + x.connected).Seconds())
 	}
 	if x.endpoint == openai.Other {
 		return
 	}
 	if !m.firstEvent.IsZero() {
-		mm.Hop[metrics.FirstEvent].Observe(m.firstEvent.Sub(x.sent).Seconds())
 		mm.PrefillError((m.firstEvent.Sub(x.chosen) - m.prefill).Seconds())
 	}
 	if m.firstToken.IsZero() {
 		t.NoFirstToken[m.whyNoToken(x)].Inc()
 	} else {
 		t.TTFT.Observe(m.firstToken.Sub(x.arrived).Seconds())
-		t.FirstToken.Observe(m.firstToken.Sub(m.firstEvent).Seconds())
+		m.recordHops(x, t)
 		if n := m.usage.Completion; n > 1 && m.last && !m.failed {
 			t.TPOT.Observe(m.lastOne.Sub(m.firstToken).Seconds() / float64(n-1))
 		}
@@ -219,6 +221,18 @@ func (m *meter) record(x *exchange, now time.Time) {
 			t.CachedUnreported.Inc()
 		}
 	}
+}
+
+// recordHops writes the parts of a time to first token. Requests without one have none:
+// the headers of an answer that is not streamed come when all of it is generated.
+func (m *meter) recordHops(x *exchange, t *metrics.Target) {
+	hop := &x.p.metrics.Hop
+	hop[metrics.Read].Observe(x.read.Sub(x.arrived).Seconds())
+	hop[metrics.Choose].Observe(x.chosen.Sub(x.read).Seconds())
+	hop[metrics.Connect].Observe(x.connected.Seconds())
+	hop[metrics.Headers].Observe((x.sent.Sub(x.chosen) - x.connected).Seconds())
+	hop[metrics.FirstEvent].Observe(m.firstEvent.Sub(x.sent).Seconds())
+	t.FirstToken.Observe(m.firstToken.Sub(m.firstEvent).Seconds())
 }
 
 func (m *meter) recordGap(t *metrics.Target) {

@@ -24,7 +24,6 @@ func (x *exchange) relay(resp *http.Response) error {
 		return &turnedAway{status: resp.StatusCode, retryAfter: retryAfter(resp.Header), misfit: true}
 	}
 	x.err = nil // that of an attempt before
-	x.meter.reset()
 	x.meter.begin(x, resp.StatusCode, stream)
 	x.meter.retryAfter = retryAfter(resp.Header)
 	x.unasked.restart()

@@ -418,6 +418,9 @@ func (r *reader) prompt(e *router.Event) (dropped bool) {
 		tokens += int32(r.uvarint(uint64(maxTokens - tokens)))
 		r.chain.Cuts = append(r.chain.Cuts, prefix.Cut{Hash: hash, Tokens: tokens})
 	}
+	if r.chain.Tokens < tokens { // the whole has no fewer than its beginning
+		r.failed = true
+	}
 	e.Chain = &r.chain
 	return flags&isDropped != 0
 }

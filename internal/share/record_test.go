@@ -149,6 +149,20 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 			t.Errorf("a factor of %v is believed", factor)
 		}
 	}
+	short := chain(128, 1, 2, 3)
+	short.Tokens = 0
+	for _, e := range []router.Event{{Kind: router.Holds}, {Kind: router.Routed, Tokens: 384, Work: 1}} {
+		b, got := newBatch(1, 1), &heard{}
+		if e.Chain, e.Factor = short, 1; e.Kind == router.Holds {
+			b.holds(&e)
+		} else {
+			b.load(&e)
+		}
+		_, r, _ := readHead(b.data)
+		if _, err := r.records(got); err == nil || len(got.events) > 0 {
+			t.Errorf("a prompt that is shorter than its beginning is believed: %+v", got.events)
+		}
+	}
 }
 
 func FuzzRecords(f *testing.F) {
@@ -183,6 +197,9 @@ func FuzzRecords(f *testing.F) {
 					t.Errorf("tokens go from %d to %d", last, c.Tokens)
 				}
 				last = c.Tokens
+			}
+			if e.Chain.Tokens < last {
+				t.Errorf("%d tokens in all, %d up to the last cut", e.Chain.Tokens, last)
 			}
 		}
 	})

@@ -125,8 +125,10 @@ func (t *Tracer) Extract(h http.Header) context.Context {
 	return t.context.Extract(context.Background(), propagation.HeaderCarrier(h))
 }
 
-// Inject puts the trace of ctx into the headers of a request.
+// Inject puts the trace of ctx into the headers of a request, in the place of what a
+// client sent: the state of a trace that could not be read belongs to no other.
 func (t *Tracer) Inject(ctx context.Context, h http.Header) {
+	delete(h, "Tracestate")
 	t.context.Inject(ctx, propagation.HeaderCarrier(h))
 }
 

@@ -65,3 +65,36 @@ func TestWhichTracesAreKept(t *testing.T) {
 	f("another share", "parentbased_traceidratio", "0.5", "", 400, 600)
 	f("none", "always_off", "", "01", 0, 0)
 }
+
+// TestTheStateOfATraceGoesWithIt: a replica gets the state of the trace that it is
+// asked to continue, and not of one that the client named in a form nobody can read.
+func TestTheStateOfATraceGoesWithIt(t *testing.T) {
+	t.Setenv("OTEL_TRACES_EXPORTER", "otlp")
+	tracer, err := New(t.Context(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tracer.Stop(context.Background()) }()
+	const id, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	for parent, want := range map[string]string{
+		"00-" + id + "-" + span + "-00": "vendor=1",
+		"":                              "",
+		"rubbish":                       "",
+		"ff-" + id + "-" + span + "-01": "",
+		"00-00000000000000000000000000000000-" + span + "-01":        "",
+		"00-" + id + "-0000000000000000-01":                          "",
+		"00-0AF7651916CD43DD8448EB211C80319C-" + span + "-01":        "",
+		"00-" + id + "-" + span + "-01-what-version-0-does-not-have": "",
+	} {
+		h := http.Header{"Traceparent": {parent}, "Tracestate": {"vendor=1"}}
+		ctx, server := tracer.StartServer(tracer.Extract(h), "POST chat")
+		tracer.Inject(ctx, h)
+		server.End()
+		if got := h.Get("Tracestate"); got != want {
+			t.Errorf("%q: the state is %q, want %q", parent, got, want)
+		}
+		if got := ID(h); got != server.SpanContext().TraceID().String() || (got == id) != (want != "") {
+			t.Errorf("%q: the trace is %q", parent, got)
+		}
+	}
+}

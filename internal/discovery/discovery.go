@@ -72,7 +72,7 @@ func New(places []string, log *slog.Logger) (*Finder, error) {
 		}
 		for _, other := range f.places {
 			if p.name == other.name || p.source == nil && other.source == nil && ID(p.found[0]) == ID(other.found[0]) {
-				return nil, fmt.Errorf("replica %s is named twice", text)
+				return nil, fmt.Errorf("replica %s is named twice", p.name)
 			}
 		}
 		f.places = append(f.places, p)
@@ -95,6 +95,9 @@ func parse(text string) (*place, error) {
 		var u *url.URL
 		u, err = parseURL(text)
 		p.found, p.complete = []*url.URL{u}, true
+		if err == nil {
+			p.name = u.String()
+		}
 	}
 	return p, err
 }

@@ -570,3 +570,18 @@ func TestWhatWasLostIsRememberedAsLongAsItWouldBeHeld(t *testing.T) {
 	x.Reset(0)
 	f("emptied twice", shorter, 0, 0)
 }
+
+// TestAsManySlotsAsThereAre has slots whose numbers differ in their high bits alone.
+func TestAsManySlotsAsThereAre(t *testing.T) {
+	x := NewIndex(1 << 30)
+	c := chainOf(16, 1, 2, 3)
+	for _, s := range []int{3, 3 + 1<<8, 3 + 1<<16} {
+		x.Reserve(c, s, 1)
+		x.Confirm(c, s, 1)
+		if n := x.heldBy(c, s); n != 3 {
+			t.Errorf("slot %d holds %d cuts, of 3", s, n)
+		}
+		x.check(t)
+		x.Reset(s)
+	}
+}

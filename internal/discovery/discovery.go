@@ -39,6 +39,9 @@ type Set struct {
 // several slices at once.
 const settle = 100 * time.Millisecond
 
+// maxReplicas bounds what one source can find: a set of more is nobody's fleet.
+const maxReplicas = 4096
+
 // errNothing is what a source shows that finds no replica.
 var errNothing = errors.New("it has no replica")
 
@@ -156,6 +159,9 @@ func (f *Finder) take(p *place, u Update) {
 	defer f.mu.Unlock()
 	if u.Err == nil && len(u.URLs) == 0 {
 		u.Err = errNothing
+	}
+	if n := len(u.URLs); n > maxReplicas {
+		u.Err = fmt.Errorf("it has %d replicas, which is more than %d", n, maxReplicas)
 	}
 	log := f.log.With("source", p.name)
 	if u.Err != nil {

@@ -274,6 +274,15 @@ func TestSetsAreMergedAndKept(t *testing.T) {
 	})
 }
 
+// crowd is a file of n replicas.
+func crowd(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "http://10.0.%d.%d:1\n", i/256, i%256)
+	}
+	return b.String()
+}
+
 func TestFile(t *testing.T) { synctest.Test(t, testFile) }
 
 func testFile(t *testing.T) {
@@ -294,7 +303,7 @@ func testFile(t *testing.T) {
 	if took := r.want("another set", "http://a:1 http://c:1"); took > 5*lookEvery {
 		t.Errorf("it took %v", took)
 	}
-	for i, bad := range []string{"http://d:1\nd:2\n", "http://d:1\nhttps://d:1", "", "# none\n", strings.Repeat("#", maxFileBytes+1)} {
+	for i, bad := range []string{"http://d:1\nd:2\n", "http://d:1\nhttps://d:1", "", "# none\n", strings.Repeat("#", maxFileBytes+1), crowd(maxReplicas + 1)} {
 		failures := r.status().Failures
 		write(bad)
 		r.eventually(fmt.Sprintf("bad content %d is noticed", i), func() bool { return r.status().Failures > failures })
@@ -310,10 +319,10 @@ func testFile(t *testing.T) {
 	r.eventually("it is gone", func() bool { return !r.status().OK })
 	write("http://a:1\nhttp://c:1")
 	r.eventually("it is back", func() bool { return r.status().OK })
-	if n, m := r.log.count("cannot be discovered"), r.log.count("discovered again"); n != m || n != 6 {
+	if n, m := r.log.count("cannot be discovered"), r.log.count("discovered again"); n != m || n != 7 {
 		t.Errorf("%d complaints, %d times well again", n, m)
 	}
-	for _, why := range []string{"line 2: replica", "line 2: replica https://d:1 is named twice", "it has no replica", "longer than 1048576 bytes", "no such file"} {
+	for _, why := range []string{"line 2: replica", "line 2: replica https://d:1 is named twice", "it has no replica", "longer than 1048576 bytes", "it has 4097 replicas", "no such file"} {
 		if r.log.count(why) == 0 {
 			t.Errorf("the log does not say %q:\n%s", why, &r.log.text)
 		}

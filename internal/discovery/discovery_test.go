@@ -174,8 +174,13 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	for _, twice := range [][]string{
-		{"http://a:1", "https://a:1/"}, {"dns://a:1", "dns://a:1"}, {"http://a:1/x", "http://a:1/x/"},
-		{"http://a:1", "http://A:1"}, {"http://a", "http://a:80"}, {"https://a:443", "https://a"}, {"http://[::1]:8000", "http://[0:0::1]:8000"},
+		{"http://a:1", "https://a:1/"},
+		{"dns://a:1", "dns://a:1"},
+		{"http://a:1/x", "http://a:1/x/"},
+		{"http://a:1", "http://A:1"},
+		{"http://a", "http://a:80"},
+		{"https://a:443", "https://a"},
+		{"http://[::1]:8000", "http://[0:0::1]:8000"},
 	} {
 		if _, err := New(twice, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "named twice") {
 			t.Errorf("%v: error %v", twice, err)

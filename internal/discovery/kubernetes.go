@@ -152,7 +152,7 @@ func (w *watching) watch(ctx context.Context, options metav1.ListOptions) (watch
 	}
 	if err == nil {
 		news = begun{news, cancel}
-	} else if cancel(err); context.Cause(own) == errSilent {
+	} else if cancel(err); errors.Is(context.Cause(own), errSilent) {
 		err = errSilent
 	}
 	if options.SendInitialEvents != nil && err != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {

@@ -160,7 +160,7 @@ func (c *Config) Flags(file *string) *flag.FlagSet {
 	fs.IntVar(&c.Client.MaxStreams, "max-streams", c.Client.MaxStreams, "requests at once on a connection with HTTP/2")
 	fs.StringVar(&c.Auth.KeysFile, "keys-file", c.Auth.KeysFile, "YAML `file` with the API keys that let clients in; without it everyone is")
 	fs.StringVar(&c.Auth.SaltSecret, "salt-secret", c.Auth.SaltSecret, "`secret` from which cache salts of API keys are made, the same on all gateways; better set in the environment")
-	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, as http://host:port, or of a source that knows them: file:/path, dns://name:port, dns+srv://name, kubernetes://namespace/service:port; give it once for each")
+	fs.Var(&list{values: &c.Replica.URLs}, "replica", "base `URL` of a vLLM replica, or of a source: file:, dns:, dns+srv: or kubernetes:; once for each")
 	fs.StringVar(&c.Replica.Key, "replica-key", c.Replica.Key, "API `key` of the replicas, for probes and, as -replica-auth says, requests")
 	fs.StringVar(&c.Replica.TLSCA, "replica-tls-ca", c.Replica.TLSCA, "PEM `file` with the authorities of https replicas, instead of the system's")
 	fs.StringVar(&c.Replica.TLSCert, "replica-tls-cert", c.Replica.TLSCert, "PEM `file` with the gateway's certificate towards replicas")

@@ -39,6 +39,9 @@ type Set struct {
 // several slices at once.
 const settle = 100 * time.Millisecond
 
+// maxReplicas bounds what one source can find: a set of more is nobody's fleet.
+const maxReplicas = 4096
+
 // errNothing is what a source shows that finds no replica.
 var errNothing = errors.New("it has no replica")
 
@@ -72,7 +75,7 @@ func New(places []string, log *slog.Logger) (*Finder, error) {
 		}
 		for _, other := range f.places {
 			if p.name == other.name || p.source == nil && other.source == nil && ID(p.found[0]) == ID(other.found[0]) {
-				return nil, fmt.Errorf("replica %s is named twice", text)
+				return nil, fmt.Errorf("replica %s is named twice", p.name)
 			}
 		}
 		f.places = append(f.places, p)
@@ -95,6 +98,9 @@ func parse(text string) (*place, error) {
 		var u *url.URL
 		u, err = parseURL(text)
 		p.found, p.complete = []*url.URL{u}, true
+		if err == nil {
+			p.name = u.String()
+		}
 	}
 	return p, err
 }
@@ -153,6 +159,9 @@ func (f *Finder) take(p *place, u Update) {
 	defer f.mu.Unlock()
 	if u.Err == nil && len(u.URLs) == 0 {
 		u.Err = errNothing
+	}
+	if n := len(u.URLs); n > maxReplicas {
+		u.Err = fmt.Errorf("it has %d replicas, which is more than %d", n, maxReplicas)
 	}
 	log := f.log.With("source", p.name)
 	if u.Err != nil {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,16 +154,47 @@ func TestPlaces(t *testing.T) {
 		"kubernetes://Ns_/vllm:http":      "not of the form kubernetes:",
 		"kubernetes://ns/vllm:1?api=h:1":  "api must be a URL",
 		"kubernetes://ns/vllm:1?labels=a": "unknown option",
+		"http://:8000":                    "is not a URL like",
+		"http://h:0":                      "its port must be 1 to 65535",
+		"http://h:65536":                  "its port must be 1 to 65535",
+		"dns://name:0":                    "its port must be 1 to 65535",
+		"dns://name:70000":                "its port must be 1 to 65535",
+		"dns://10.0.0.1:8000":             "is an address and no name: write http://10.0.0.1:8000",
+		"dns://[::1]:8000?scheme=https":   "write https://[::1]:8000",
+		"dns://user:secret@name:1":        `"…@name:1"`,
+		"file://user:secret@host/path":    `"…@host/path"`,
+		"kubernetes://ns/vllm:1?api=http://u:secret@h":           "has a user in its options",
+		"kubernetes://ns/vllm:1?api=http%3A%2F%2Fu%3Asecret%40h": "has a user in its options",
+		"h:1/" + strings.Repeat("x", 1<<20):                      "xxx…",
 	} {
-		if _, err := New([]string{bad}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%q: error %v, want %q", bad, err, why)
+		if _, err := New([]string{bad}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) || len(err.Error()) > 1000 {
+			t.Errorf("%.100q: error %.2000v, want %q", bad, err, why)
 		} else if strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: the error has the password in it: %v", bad, err)
 		}
 	}
-	for _, twice := range [][]string{{"http://a:1", "https://a:1/"}, {"dns://a:1", "dns://a:1"}} {
+	for _, twice := range [][]string{
+		{"http://a:1", "https://a:1/"},
+		{"dns://a:1", "dns://a:1"},
+		{"http://a:1/x", "http://a:1/x/"},
+		{"http://a:1", "http://A:1"},
+		{"http://a", "http://a:80"},
+		{"https://a:443", "https://a"},
+		{"http://[::1]:8000", "http://[0:0::1]:8000"},
+	} {
 		if _, err := New(twice, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "named twice") {
 			t.Errorf("%v: error %v", twice, err)
+		}
+	}
+}
+
+// TestURLsAreBaseURLs has what a base URL cannot have left out of it.
+func TestURLsAreBaseURLs(t *testing.T) {
+	for raw, want := range map[string]string{
+		"http://h:1?": "http://h:1", "http://h:1?key=x#y": "http://h:1", "http://h:1/a%2Fb/": "http://h:1/a/b", "http://[fe80::1%25eth0]:1": "http://[fe80::1%25eth0]:1",
+	} {
+		if u, err := parseURL(raw); err != nil || u.String()+"/health" != want+"/health" {
+			t.Errorf("%s becomes %s, %v; want %s", raw, u, err, want)
 		}
 	}
 }
@@ -247,6 +279,15 @@ func TestSetsAreMergedAndKept(t *testing.T) {
 	})
 }
 
+// crowd is a file of n replicas.
+func crowd(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "http://10.0.%d.%d:1\n", i/256, i%256)
+	}
+	return b.String()
+}
+
 func TestFile(t *testing.T) { synctest.Test(t, testFile) }
 
 func testFile(t *testing.T) {
@@ -267,7 +308,7 @@ func testFile(t *testing.T) {
 	if took := r.want("another set", "http://a:1 http://c:1"); took > 5*lookEvery {
 		t.Errorf("it took %v", took)
 	}
-	for i, bad := range []string{"http://d:1\nd:2\n", "http://d:1\nhttps://d:1", "", "# none\n", strings.Repeat("#", maxFileBytes+1)} {
+	for i, bad := range []string{"http://d:1\nd:2\n", "http://d:1\nhttps://d:1", "", "# none\n", strings.Repeat("#", maxFileBytes+1), crowd(maxReplicas + 1)} {
 		failures := r.status().Failures
 		write(bad)
 		r.eventually(fmt.Sprintf("bad content %d is noticed", i), func() bool { return r.status().Failures > failures })
@@ -283,16 +324,61 @@ func testFile(t *testing.T) {
 	r.eventually("it is gone", func() bool { return !r.status().OK })
 	write("http://a:1\nhttp://c:1")
 	r.eventually("it is back", func() bool { return r.status().OK })
-	if n, m := r.log.count("cannot be discovered"), r.log.count("discovered again"); n != m || n != 6 {
+	if n, m := r.log.count("cannot be discovered"), r.log.count("discovered again"); n != m || n != 7 {
 		t.Errorf("%d complaints, %d times well again", n, m)
 	}
-	for _, why := range []string{"line 2: replica", "line 2: replica https://d:1 is named twice", "it has no replica", "longer than 1048576 bytes", "no such file"} {
+	for _, why := range []string{"line 2: replica", "line 2: replica https://d:1 is named twice", "it has no replica", "longer than 1048576 bytes", "it has 4097 replicas", "no such file"} {
 		if r.log.count(why) == 0 {
 			t.Errorf("the log does not say %q:\n%s", why, &r.log.text)
 		}
 	}
 	if len(r.sets) > 0 {
 		t.Error("there was another set:", texts((<-r.sets).URLs))
+	}
+}
+
+// TestWhatIsNoFileIsNotRead names what a read of never ends, or never would.
+func TestWhatIsNoFileIsNotRead(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	for _, path := range []string{pipe, "/dev/zero", t.TempDir()} {
+		r := run(t, "file:"+path) // its end is waited for
+		r.eventually(path+" is refused", func() bool { return r.log.count("it is no regular file") == 1 })
+	}
+}
+
+// TestMountedConfigMap swaps links as a kubelet does: the file's, and its directory, are
+// links, and what they lead to goes away.
+func TestMountedConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	mount := func(version, text string) {
+		t.Helper()
+		old, _ := os.Readlink(filepath.Join(dir, "..data"))
+		check := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		check(os.Mkdir(filepath.Join(dir, version), 0o700))
+		check(os.WriteFile(filepath.Join(dir, version, "replicas.txt"), []byte(text), 0o600))
+		check(os.Symlink(version, filepath.Join(dir, "..data_tmp")))
+		check(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+		if old != "" {
+			check(os.RemoveAll(filepath.Join(dir, old)))
+			return
+		}
+		check(os.Symlink("..data/replicas.txt", filepath.Join(dir, "replicas.txt")))
+	}
+	mount("..1", "http://a:1")
+	r := run(t, "file:"+filepath.Join(dir, "replicas.txt"))
+	r.want("the first mount", "http://a:1")
+	mount("..2", "http://a:1\nhttp://b:1")
+	r.want("another", "http://a:1 http://b:1")
+	if r.status().Failures > 0 {
+		t.Errorf("trouble that is none: %s", &r.log.text)
 	}
 }
 

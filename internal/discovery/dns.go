@@ -51,6 +51,12 @@ func newDNS(raw string) (Source, error) {
 	if _, ok := dns.IsDomainName(n.name); !ok || n.name == "" || u.Path != "" || (n.port == "") != (u.Scheme == "dns+srv") {
 		return nil, fmt.Errorf("replica %q is not of the form %s", raw, form)
 	}
+	if n.port != "" && !isPort(n.port) {
+		return nil, fmt.Errorf("replica %q: its port must be 1 to 65535", raw)
+	}
+	if net.ParseIP(n.name) != nil {
+		return nil, fmt.Errorf("replica %q is an address and no name: write %s", raw, urlOf(n.scheme, n.name, n.port))
+	}
 	if n.server != "" {
 		if _, _, err := net.SplitHostPort(n.server); err != nil {
 			return nil, fmt.Errorf("replica %q: server must be host:port, not %q", raw, n.server)
@@ -122,7 +128,7 @@ func (n names) services(ctx context.Context, a *answer, name string) (urls []*ur
 	}
 	for _, r := range records {
 		srv, ok := r.(*dns.SRV)
-		if !ok || srv.Target == "." { // which says that there is no such service
+		if !ok || srv.Target == "." || srv.Port == 0 { // which says that there is no such service
 			continue
 		}
 		port := strconv.Itoa(int(srv.Port))
@@ -175,9 +181,13 @@ func (a *answer) addresses(records []dns.RR, name string) (four []net.IP) {
 		}
 		switch r := r.(type) {
 		case *dns.A:
-			four = append(four, r.A)
+			if somebodys(r.A) {
+				four = append(four, r.A)
+			}
 		case *dns.AAAA:
-			six = append(six, r.AAAA)
+			if somebodys(r.AAAA) {
+				six = append(six, r.AAAA)
+			}
 		}
 	}
 	if len(four) == 0 {
@@ -185,6 +195,10 @@ func (a *answer) addresses(records []dns.RR, name string) (four []net.IP) {
 	}
 	return four
 }
+
+// somebodys reports whether a replica can have an address. Resolvers that block a name
+// answer 0.0.0.0, which would be this host.
+func somebodys(ip net.IP) bool { return len(ip) > 0 && !ip.IsUnspecified() && !ip.IsMulticast() }
 
 // query asks the servers, one after another. That there is no such name is an empty
 // answer, and no error.
@@ -210,8 +224,7 @@ func (a *answer) query(ctx context.Context, name string, kind uint16) (records, 
 // exchange asks one server, again by TCP if the answer does not fit.
 func exchange(ctx context.Context, q *dns.Msg, server string) (resp *dns.Msg, err error) {
 	for _, network := range [...]string{"udp", "tcp"} {
-		c := dns.Client{Net: network, Timeout: queryTimeout, UDPSize: udpSize}
-		if resp, _, err = c.ExchangeContext(ctx, q, server); err != nil {
+		if resp, err = exchangeBy(ctx, network, q, server); err != nil {
 			return nil, err
 		}
 		if !resp.Truncated {
@@ -225,4 +238,22 @@ func exchange(ctx context.Context, q *dns.Msg, server string) (resp *dns.Msg, er
 		return nil, errors.New(dns.RcodeToString[resp.Rcode])
 	}
 	return resp, nil
+}
+
+// exchangeBy asks by one kind of connection. The library waits for an answer however ctx
+// ends, unless its connection is closed.
+func exchangeBy(ctx context.Context, network string, q *dns.Msg, server string) (*dns.Msg, error) {
+	c := dns.Client{Net: network, Timeout: queryTimeout, UDPSize: udpSize}
+	conn, err := c.DialContext(ctx, server)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if stop() {
+			_ = conn.Close()
+		}
+	}()
+	resp, _, err := c.ExchangeWithConnContext(ctx, q, conn)
+	return resp, err
 }

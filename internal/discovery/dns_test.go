@@ -228,3 +228,38 @@ func TestDNSAsksWhenTheAnswerIsOld(t *testing.T) {
 		})
 	}
 }
+
+// TestDNSThatIsSilentHoldsNothingUp stops while an answer is waited for.
+func TestDNSThatIsSilentHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	n := newNameServer(t, "")
+	n.fail(0, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(300*time.Millisecond, cancel)
+	began := time.Now()
+	n.source(t, "dns://vllm:8000").Run(ctx, func(Update) { t.Error("it was told") })
+	if took := time.Since(began); took > 300*time.Millisecond+queryTimeout/2 {
+		t.Errorf("it ended %v after it was told to", took-300*time.Millisecond)
+	}
+}
+
+// TestDNSThatLies answers with what is nobody's address, as resolvers do that block.
+func TestDNSThatLies(t *testing.T) {
+	n := newNameServer(t, `
+		liar.         5 A    0.0.0.0
+		liar.         5 A    10.0.0.1
+		liar.         5 A    224.0.0.1
+		six.          5 AAAA ::
+		six.          5 AAAA ff02::1
+		_http._tcp.s. 5 SRV 0 0 0 liar.
+		_http._tcp.s. 5 SRV 0 0 8000 liar.
+		`)
+	n.mu.Lock()
+	n.records = append(n.records, &dns.A{Hdr: dns.RR_Header{Name: "liar.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 5}}) // no address at all
+	n.mu.Unlock()
+	for place, want := range map[string]string{"dns://liar:8000": "http://10.0.0.1:8000", "dns://six:8000": "", "dns+srv://_http._tcp.s": "http://10.0.0.1:8000"} {
+		if urls, _, err := n.source(t, place).lookup(t.Context()); err != nil || texts(urls) != want {
+			t.Errorf("%s: %s, %v; want %q", place, texts(urls), err, want)
+		}
+	}
+}

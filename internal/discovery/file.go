@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"strings"
@@ -26,7 +27,7 @@ func newFile(raw string) (Source, error) {
 	const form = "file:/path/to/replicas.txt"
 	u, err := url.Parse(raw)
 	if err != nil || u.Host != "" || u.RawQuery != "" || u.Fragment != "" || u.Path+u.Opaque == "" {
-		return nil, fmt.Errorf("replica %q is not of the form %s", raw, form)
+		return nil, fmt.Errorf("replica %q is not of the form %s", shown(raw), form)
 	}
 	return file{path: u.Path + u.Opaque}, nil
 }
@@ -61,14 +62,23 @@ func (f file) Run(ctx context.Context, send func(Update)) {
 }
 
 func (f file) read() ([]byte, error) {
-	text, err := os.ReadFile(f.path)
+	about, err := os.Stat(f.path)
+	if err != nil {
+		return nil, err
+	}
+	if !about.Mode().IsRegular() { // of what else there is, a read may never end
+		return nil, fmt.Errorf("%s: it is no regular file", f.path)
+	}
+	from, err := os.Open(f.path)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	text, err := io.ReadAll(io.LimitReader(from, maxFileBytes+1))
 	if err == nil && len(text) > maxFileBytes {
 		err = fmt.Errorf("%s: it is longer than %d bytes", f.path, maxFileBytes)
 	}
-	if text == nil {
-		text = []byte{} // an empty file, which is not the same as none
-	}
-	return text, err
+	return text, err // never nil without an error: an empty file is not the same as none
 }
 
 // parseFile reads a file's text. One bad line spoils it all: half a set is worse
@@ -87,7 +97,7 @@ func parseFile(text []byte) (urls []*url.URL, err error) {
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 		if seen[ID(u)] {
-			return nil, fmt.Errorf("line %d: replica %s is named twice", number, line)
+			return nil, fmt.Errorf("line %d: replica %s is named twice", number, u)
 		}
 		seen[ID(u)] = true
 		urls = append(urls, u)

@@ -28,13 +28,17 @@ import (
 // namespaceFile is where Kubernetes tells a pod its own namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Times between two tries to reach the API server.
+// Times of asking the API server.
 const (
-	firstAPIPause   = 500 * time.Millisecond
+	firstAPIPause   = 500 * time.Millisecond // between two tries
 	longestAPIPause = 5 * time.Second
+	longestAnswer   = 30 * time.Second // until a list is whole, or a watch begins
 )
 
-var errBroken = errors.New("the connection to the API server breaks before an answer")
+var (
+	errBroken = errors.New("the connection to the API server breaks before an answer")
+	errSilent = errors.New("the API server does not answer")
+)
 
 // service is a Service in Kubernetes: each of its endpoints that is ready is a
 // replica. It needs to get, list and watch EndpointSlices in one namespace.
@@ -44,6 +48,7 @@ type service struct {
 	port      string // its name, or its number
 	scheme    string
 	api       string // "" for that of the cluster that the process runs in
+	patience  time.Duration
 }
 
 func newKubernetes(raw string) (Source, error) {
@@ -53,7 +58,7 @@ func newKubernetes(raw string) (Source, error) {
 		return nil, err
 	}
 	name, port, ok := strings.Cut(strings.TrimPrefix(u.Path, "/"), ":")
-	s := service{namespace: u.Host, name: name, port: port, scheme: options.Get("scheme"), api: options.Get("api")}
+	s := service{namespace: u.Host, name: name, port: port, scheme: options.Get("scheme"), api: options.Get("api"), patience: longestAnswer}
 	if !ok || port == "" || len(validation.IsDNS1035Label(name)) > 0 || s.namespace != "" && len(validation.IsDNS1123Label(s.namespace)) > 0 {
 		return nil, fmt.Errorf("replica %q is not of the form %s", raw, form)
 	}
@@ -131,22 +136,42 @@ func (w *watching) request(options *metav1.ListOptions) *rest.Request {
 
 func (w *watching) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	list := &discoveryv1.EndpointSliceList{}
-	err := w.request(&options).Do(ctx).Into(list)
+	err := w.request(&options).Timeout(w.patience).Do(ctx).Into(list)
 	w.noted(ctx, err)
 	return list, err
 }
 
 func (w *watching) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.Watch = true
-	news, err := w.request(&options).Watch(ctx)
+	own, cancel := context.WithCancelCause(ctx)
+	silent := time.AfterFunc(w.patience, func() { cancel(errSilent) })
+	news, err := w.request(&options).Watch(own)
+	silent.Stop()
 	if _, streams := news.(*watch.StreamWatcher); err == nil && !streams {
 		err = errBroken // for which client-go has a watch without events instead of an error
+	}
+	if err == nil {
+		news = begun{news, cancel}
+	} else if cancel(err); errors.Is(context.Cause(own), errSilent) {
+		err = errSilent
 	}
 	if options.SendInitialEvents != nil && err != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
 		return news, err // an older API server, of which a list is asked next
 	}
 	w.noted(ctx, err)
 	return news, err
+}
+
+// begun is a watch that is no longer waited for.
+type begun struct {
+	watch.Interface
+	cancel context.CancelCauseFunc
+}
+
+// Stop ends the watch.
+func (b begun) Stop() {
+	b.Interface.Stop()
+	b.cancel(nil)
 }
 
 // noted tells how a request went. One that succeeds after others failed says that

@@ -3,6 +3,7 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -39,6 +40,7 @@ type apiServer struct {
 	watches  int
 	forbid   bool
 	abort    bool          // connections break before an answer
+	silent   bool          // nothing is answered
 	end      chan struct{} // closed to end all watches
 	finalise string        // what a watch ends with
 }
@@ -124,6 +126,10 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case a.abort:
 		panic(http.ErrAbortHandler)
+	case a.silent:
+		a.mu.Unlock()
+		<-r.Context().Done()
+		a.mu.Lock()
 	case a.forbid:
 		refuse(w, 403, metav1.StatusReasonForbidden)
 	case q.Get("watch") == "":
@@ -400,6 +406,48 @@ func TestConnectionsBreak(t *testing.T) {
 	r.eventually("it is noticed", func() bool { return !r.status().OK })
 	breaking(false)
 	r.eventually("it is well again", func() bool { return r.status().OK })
+}
+
+// TestAPIServerIsSilent has it take requests and never answer: at the start, and when a
+// watch has ended.
+func TestAPIServerIsSilent(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
+			t.Parallel()
+			a := newAPIServer(t)
+			a.old = old
+			silence := func(on bool) {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.silent = on
+			}
+			a.put(sliceOf("one", "10.0.0.1"))
+			silence(true)
+			s, err := newKubernetes(a.place())
+			if err != nil {
+				t.Fatal(err)
+			}
+			impatient := s.(service)
+			impatient.patience = 200 * time.Millisecond
+			r := &running{t: t, sets: make(chan Set, 1000)}
+			r.Finder, _ = New(nil, slog.New(slog.NewTextHandler(&r.log, nil)))
+			r.places = []*place{{name: "kubernetes", source: impatient}}
+			r.begin()
+			r.eventually("it is noticed at the start", func() bool { return r.status().Failures > 0 })
+			silence(false)
+			r.want("it answers", "http://10.0.0.1:8000")
+			silence(true)
+			a.endWatches("expired")
+			r.eventually("it is noticed later", func() bool { return !r.status().OK })
+			silence(false)
+			a.put(sliceOf("one", "10.0.0.2"))
+			r.want("it answers again", "http://10.0.0.2:8000")
+			time.Sleep(2 * impatient.patience)
+			if !r.status().OK || r.log.count("discovered again") > 2 {
+				t.Errorf("a watch that has begun is ended: %s", &r.log.text)
+			}
+		})
+	}
 }
 
 // TestFiveHundredEndpoints come and go in five slices.

@@ -1,9 +1,14 @@
 package gateway_test
 
 import (
+	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -319,5 +324,71 @@ func TestGatewaysThatSeeOtherReplicas(t *testing.T) {
 	settle(t)
 	if a := gates[1].must(chatPath, body); a.replica() != where {
 		t.Errorf("what %s holds is asked of %s", where, a.replica())
+	}
+}
+
+// eitherListener takes connections with TLS and without.
+type eitherListener struct {
+	net.Listener
+	tls *tls.Config
+}
+
+func (l eitherListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &eitherConn{Conn: c, tls: l.tls}, err
+}
+
+// eitherConn becomes what its first byte says.
+type eitherConn struct {
+	net.Conn
+	tls   *tls.Config
+	first sync.Once
+}
+
+// begunConn is a connection of which something has been read.
+type begunConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (c begunConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+func (c *eitherConn) Read(p []byte) (n int, err error) {
+	c.first.Do(func() {
+		var head [1]byte
+		if n, _ := io.ReadFull(c.Conn, head[:]); n == 0 {
+			return
+		}
+		whole := begunConn{c.Conn, io.MultiReader(bytes.NewReader(head[:]), c.Conn)}
+		if c.Conn = whole; head[0] == 22 { // a handshake
+			c.Conn = tls.Server(whole, c.tls)
+		}
+	})
+	return c.Conn.Read(p)
+}
+
+// TestAnAddressThatChangesItsScheme is there twice for a while, under one name.
+func TestAnAddressThatChangesItsScheme(t *testing.T) {
+	secure := httptest.NewTLSServer(nil)
+	secure.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMockOn(t, eitherListener{l, &tls.Config{Certificates: secure.TLS.Certificates}}, nil)
+	r := newRoster(t, m.url)
+	g := startUnready(t, func(c *config.Config) { c.Replica.TLSInsecure = true }, r.url())
+	g.up(1)
+	g.must(chatPath, talk("hello"))
+	r.name("https://" + m.id)
+	eventually(t, "both are known", func() bool { return len(g.replicas()) == 2 })
+	g.up(1)
+	if a := g.must(chatPath, talk("hello")); a.replica() != m.id {
+		t.Errorf("%s answers", a.replica())
+	}
+	for _, name := range []string{"warmpath_replica_up", "warmpath_replica_inflight", "warmpath_index_blocks"} {
+		if series := g.series(name); len(series) != 1 {
+			t.Errorf("%s: %q", name, series)
+		}
 	}
 }

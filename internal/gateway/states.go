@@ -56,9 +56,12 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	current := map[*replica.Replica]bool{}
+	current := map[string]*replica.Replica{} // by id, of which there may be two where one leaves
 	for _, r := range s.pool.Set().Replicas {
-		current[r] = true
+		if current[r.ID] != nil {
+			continue
+		}
+		current[r.ID] = r
 		if r.Leaving() {
 			continue // it is no loss
 		}
@@ -69,7 +72,7 @@ func (s *states) Collect(ch chan<- prometheus.Metric) {
 		gauge(replicaUp, up, r.ID)
 	}
 	for _, st := range s.router.States(time.Now()) {
-		if !current[st.Replica] {
+		if current[st.Replica.ID] != st.Replica {
 			continue // its address has other engines by now
 		}
 		id := st.Replica.ID

@@ -64,7 +64,7 @@ type segment struct {
 	blocks           int32 // charged to the slot
 	next             int32 // in the edge's list
 	newer, older     int32 // in the slot's list
-	slot             uint16
+	slot             int32
 	generation       uint16
 	pending          int16 // requests under way whose touch is not confirmed
 }
@@ -436,7 +436,7 @@ func (x *Index) find(id int32, s int, generation uint16) int32 {
 func (x *Index) addSegment(id int32, s int) int32 {
 	at := x.segs.take()
 	e := x.edges.get(id)
-	*x.segs.get(at) = segment{edge: id, next: e.segs, newer: none, older: none, slot: uint16(s), generation: x.slots[s].generation}
+	*x.segs.get(at) = segment{edge: id, next: e.segs, newer: none, older: none, slot: int32(s), generation: x.slots[s].generation}
 	e.segs = at
 	return at
 }

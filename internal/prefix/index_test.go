@@ -671,7 +671,7 @@ func TestHashesThatRepeatDoNoHarm(t *testing.T) {
 			case 5:
 				x.Learn(c, s, 10+rnd.IntN(1000))
 			case 6:
-				x.Shortfall(c, s, rnd.IntN(500))
+				x.Shortfall(s, uint64(rnd.IntN(500)))
 			case 7:
 				x.Answered(c, s, rnd.IntN(100))
 			default:
@@ -691,5 +691,20 @@ func TestHashesThatRepeatDoNoHarm(t *testing.T) {
 		if x.edges.live != 0 || x.segs.live != 0 || x.cuts != 0 || len(x.byHead) != 0 {
 			t.Fatalf("seed %d: %d edges, %d segments, %d cuts and %d heads are left of nothing", seed, x.edges.live, x.segs.live, x.cuts, len(x.byHead))
 		}
+	}
+}
+
+// TestAsManySlotsAsThereAre has slots whose numbers differ in their high bits alone.
+func TestAsManySlotsAsThereAre(t *testing.T) {
+	x := NewIndex(1 << 30)
+	c := chainOf(16, 1, 2, 3)
+	for _, s := range []int{3, 3 + 1<<8, 3 + 1<<16} {
+		x.Reserve(c, s, 1)
+		x.Confirm(c, s, 1)
+		if n := x.heldBy(c, s); n != 3 {
+			t.Errorf("slot %d holds %d cuts, of 3", s, n)
+		}
+		x.check(t)
+		x.Reset(s)
 	}
 }

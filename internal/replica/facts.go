@@ -29,12 +29,12 @@ func parseFacts(page []byte, now time.Time) ([]Facts, error) {
 		if n := engine(m); !slices.Contains(engines, n) {
 			engines = append(engines, n)
 		}
+		if len(engines) > maxRanks {
+			return nil, fmt.Errorf("there are more than %d engines on the page", maxRanks)
+		}
 	}
 	if len(engines) == 0 {
 		return nil, errors.New("there is no vllm:num_requests_running on the page")
-	}
-	if len(engines) > maxRanks {
-		return nil, fmt.Errorf("there are more than %d engines on the page", maxRanks)
 	}
 	slices.Sort(engines)
 	facts := make([]Facts, len(engines))

@@ -141,7 +141,7 @@ func (e *endpoint) wait(now time.Time, asked bool) time.Duration {
 			}
 			e.hold, e.markedAt = now.Add(holdOf(e.marks)), now
 			e.marks++
-			e.pool.log.Warn("replica is marked down by failing requests", "replica", e.url.Host)
+			e.pool.log.Warn("replica is marked down by failing requests", "replica", e.id)
 			e.unwell()
 		}
 		return e.hold.Sub(now)

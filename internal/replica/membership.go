@@ -26,7 +26,8 @@ func (p *Pool) arrange(set discovery.Set) {
 	p.complete = set.Complete
 	var arranged []*endpoint
 	for _, u := range set.URLs {
-		i := slices.IndexFunc(p.endpoints, func(e *endpoint) bool { return *e.url == *u })
+		id := discovery.ID(u)
+		i := slices.IndexFunc(p.endpoints, func(e *endpoint) bool { return e.id == id && e.url.Scheme == u.Scheme })
 		if i < 0 {
 			arranged = append(arranged, p.join(u))
 			continue
@@ -46,7 +47,7 @@ func (p *Pool) arrange(set discovery.Set) {
 
 // join makes an endpoint. The caller holds mu.
 func (p *Pool) join(u *url.URL) *endpoint {
-	e := &endpoint{pool: p, url: u, soon: make(chan struct{}, 1), stopped: make(chan struct{})}
+	e := &endpoint{pool: p, id: discovery.ID(u), url: u, soon: make(chan struct{}, 1), stopped: make(chan struct{})}
 	e.setRanks(1)
 	return e
 }
@@ -55,7 +56,7 @@ func (p *Pool) join(u *url.URL) *endpoint {
 func (e *endpoint) leave() {
 	if e.leaving.CompareAndSwap(false, true) {
 		e.left = time.Now()
-		e.pool.log.Info("replica has left: it gets no new requests", "replica", e.url.Host)
+		e.pool.log.Info("replica has left: it gets no new requests", "replica", e.id)
 	}
 }
 
@@ -65,7 +66,7 @@ func (e *endpoint) stay() {
 	if !e.leaving.Load() {
 		return
 	}
-	e.pool.log.Info("replica is back", "replica", e.url.Host)
+	e.pool.log.Info("replica is back", "replica", e.id)
 	e.state.Store(fresh)
 	e.returned.Store(true)
 	e.leaving.Store(false)
@@ -139,7 +140,7 @@ func (p *Pool) drop(e *endpoint) {
 		p.replicas[r.Slot] = nil
 		p.mu.Unlock()
 	}
-	p.log.Info("replica is forgotten", "replica", e.url.Host)
+	p.log.Info("replica is forgotten", "replica", e.id)
 }
 
 // Sources returns how the sources of replicas do.

@@ -478,7 +478,7 @@ func TestRefusesSettingsThatCannotWork(t *testing.T) {
 		`"ftp://h" is not a URL`:       func(c *Config) { c.URLs[1] = "ftp://h" },
 		`"http://%zz" is not a URL`:    func(c *Config) { c.URLs[1] = "http://%zz" },
 		"leave out /v1":                func(c *Config) { c.URLs[1] = "http://h:2/v1/" },
-		"http://a:1/ is named twice":   func(c *Config) { c.URLs[1] = "http://a:1/" },
+		"http://a:1 is named twice":    func(c *Config) { c.URLs[1] = "http://a:1/" },
 		"probe_interval must be above": func(c *Config) { c.ProbeInterval = 0 },
 		"probe_timeout must be above":  func(c *Config) { c.ProbeTimeout = -1 },
 		"scrape_interval must be":      func(c *Config) { c.ScrapeInterval = 0 },

@@ -18,6 +18,7 @@ import (
 // endpoint is one address, behind which there are one or more engines.
 type endpoint struct {
 	pool    *Pool
+	id      string // of its replica, if it is but one
 	url     *url.URL
 	soon    chan struct{}
 	state   atomic.Int32
@@ -70,7 +71,7 @@ func (e *endpoint) probeSoon() {
 func (e *endpoint) setRanks(n int) {
 	e.replicas = nil
 	for rank := range n {
-		id := e.url.Host + e.url.Path
+		id := e.id
 		if n > 1 {
 			id += "/" + strconv.Itoa(rank)
 		} else {
@@ -140,7 +141,7 @@ func (e *endpoint) pause() time.Duration {
 
 // report publishes the outcome of a probe that began in a state, and logs the changes.
 func (e *endpoint) report(was int32, err error) {
-	log := e.pool.log.With("replica", e.url.Host)
+	log := e.pool.log.With("replica", e.id)
 	if err == nil {
 		e.failures = 0
 		if was == ready || !e.state.CompareAndSwap(was, ready) {
@@ -209,7 +210,7 @@ func (e *endpoint) scrape(ctx context.Context) []Facts {
 		byRank, err = parseFacts(body, time.Now())
 	}
 	if err != nil && !e.blind && ctx.Err() == nil {
-		e.pool.log.Warn("replica's metrics cannot be read: what its cache holds is guessed", "replica", e.url.Host, "err", err)
+		e.pool.log.Warn("replica's metrics cannot be read: what its cache holds is guessed", "replica", e.id, "err", err)
 	}
 	e.blind = err != nil
 	return byRank

@@ -296,6 +296,20 @@ func TestRightsAreTheLeast(t *testing.T) {
 	}
 }
 
+// TestASourceThatIsNamedIsWatched has it as a URL, with rights that the chart gives or
+// somebody else.
+func TestASourceThatIsNamedIsWatched(t *testing.T) {
+	for _, create := range []bool{true, false} {
+		r := render(t, parse(t, fmt.Sprintf("replicas: {urls: ['kubernetes:///vllm:http']}\nrbac: {create: %t}", create)))
+		if pod := get[*apps.Deployment](t, r, "wp-warmpath").Spec.Template.Spec; !*pod.AutomountServiceAccountToken {
+			t.Error("the pod has no token")
+		}
+		if _, made := r.objects["Role wp-warmpath"]; made != create {
+			t.Errorf("rbac.create %t, and a Role: %t", create, made)
+		}
+	}
+}
+
 func TestWithoutRightsItIsDNS(t *testing.T) {
 	r := render(t, valuesOf(t, "no-vllm"))
 	for key := range r.objects {

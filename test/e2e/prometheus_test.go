@@ -59,13 +59,24 @@ func observe(t *testing.T, change func(*config.Config)) *observed {
 		_ = g.Stop(ctx)
 	})
 	o := &observed{Gateway: g, ttft: map[string][]float64{}}
+	soon(t, "every replica is ready", func() bool {
+		list := o.list(t)
+		return len(list) > 0 && !slices.ContainsFunc(list, func(r listed) bool { return !r.Ready })
+	})
 	for _, r := range o.list(t) {
 		o.replicas = append(o.replicas, r.URL)
 	}
-	soon(t, "every replica is ready", func() bool {
-		return !slices.ContainsFunc(o.list(t), func(r listed) bool { return !r.Ready })
-	})
 	return o
+}
+
+// roster returns the URL of a file that names replicas.
+func roster(t *testing.T, urls []string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "replicas.txt")
+	if err := os.WriteFile(path, []byte(strings.Join(urls, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "file:" + path
 }
 
 type listed struct {
@@ -267,7 +278,10 @@ func (p *prometheus) ask(t *testing.T, expr string) (list []sample) {
 // it everything that the dashboard and the rules ask.
 func TestDashboardAndRules(t *testing.T) {
 	redis := redistest.Start(t)
-	o := observe(t, func(c *config.Config) { c.Redis.URL = "redis://" + redis.Addr })
+	o := observe(t, func(c *config.Config) {
+		c.Redis.URL = "redis://" + redis.Addr
+		c.Demo, c.Replica.URLs = 0, []string{roster(t, observe(t, nil).replicas)}
+	})
 	p := newPrometheus(t, o.AdminAddr())
 	o.load(t, 20*time.Second)
 	time.Sleep(2 * time.Second) // one more scrape and evaluation

@@ -45,7 +45,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* "true" if a source is to be watched in the cluster. */}}
 {{- define "warmpath.watches" -}}
-{{- if and (eq (include "warmpath.discovery" .) "kubernetes") (or .Values.vllm.enabled .Values.mock.enabled .Values.replicas.services) }}true{{ end }}
+{{- $watches := and (eq (include "warmpath.discovery" .) "kubernetes") (or .Values.vllm.enabled .Values.mock.enabled .Values.replicas.services) }}
+{{- range .Values.replicas.urls }}{{ if hasPrefix "kubernetes:" . }}{{ $watches = true }}{{ end }}{{ end }}
+{{- if $watches }}true{{ end }}
 {{- end }}
 
 {{- define "warmpath.discoveryNamespace" -}}

@@ -41,14 +41,16 @@ test: ## every test, with the race detector, and each fuzz test for 2 s
 
 chart: ## the Helm chart, rendered for six sets of values and checked against Kubernetes' types and schemas; the compose file
 	@mkdir -p build/chart
-	cd test/deploy && $(GO) vet ./... && RENDERED=$(CURDIR)/build/chart $(GO) test -count=1 ./...
+	cd test/deploy && RENDERED=$(CURDIR)/build/chart $(GO) test -vet=off -count=1 ./... # lint vets it
 	@test -x build/schemas/bin/kubernetes-validate || { python3 -m venv build/schemas && build/schemas/bin/pip install -q kubernetes-validate==1.37.0; }
 	build/schemas/bin/python test/deploy/schemas.py build/chart
 
-lint: ## golangci-lint; downloads it on first use
+lint: ## golangci-lint, and both go.mod; downloads what it needs on first use
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) run --build-tags e2e ./test/...
 	cd test/deploy && $(GOLANGCI) run ./...
+	$(GO) mod tidy -diff
+	cd test/deploy && $(GO) mod tidy -diff # it follows the gateway's: see what is required there
 
 image: ## a container image for this machine's architecture
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
@@ -60,7 +62,7 @@ release: ## dist/: an archive for each of TARGETS, with checksums
 	  mkdir -p dist/$$name; \
 	  CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)" -o dist/$$name/ ./cmd/...; \
 	  for f in dist/$$name/*; do mb=$$(( $$(wc -c < $$f) / 1000000 )); [ $$mb -le $(MAX_MB) ] || { echo "$$f has $$mb MB, more than $(MAX_MB)"; exit 1; }; done; \
-	  cp LICENSE README.md CHANGELOG.md dist/$$name/; cp -r docs examples dist/$$name/; \
+	  cp *.md LICENSE dist/$$name/; cp -r deploy docs examples dist/$$name/; \
 	  tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w -C dist -cf - $$name | gzip -9n > dist/$$name.tar.gz; \
 	  rm -r dist/$$name; done
 	@cd dist && sha256sum *.tar.gz > SHA256SUMS && cat SHA256SUMS
@@ -100,4 +102,4 @@ fuzz: ## each fuzz test for FUZZ=10s
 	done
 
 clean: ## removes what build made
-	rm -rf bin dist
+	rm -rf bin build dist

@@ -147,3 +147,22 @@ func TestDashboardAndRulesKnowTheMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestAlertsSayWhatToDo compares the alerts with the table of docs/operations.md.
+func TestAlertsSayWhatToDo(t *testing.T) {
+	names := func(path, pattern string) (found []string) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(pattern).FindAllSubmatch(text, -1) {
+			found = append(found, string(m[1]))
+		}
+		return found
+	}
+	alerts := names("deploy/prometheus/rules.yml", `alert: (Warmpath[A-Za-z]+)`)
+	rows := names("docs/operations.md", "(?m)^\\| `(Warmpath[A-Za-z]+)` \\|")
+	if len(alerts) < 10 || !slices.Equal(alerts, rows) {
+		t.Errorf("alerts %q, documented %q", alerts, rows)
+	}
+}

@@ -356,7 +356,10 @@ func TestRedisKeepsNothing(t *testing.T) {
 func TestVLLMHasTheFlags(t *testing.T) {
 	s := get[*apps.StatefulSet](t, render(t, valuesOf(t, "tls")), "wp-warmpath-vllm")
 	c := s.Spec.Template.Spec.Containers[0]
-	for _, want := range []string{"--model=Qwen/Qwen2.5-72B-Instruct", "--served-model-name=Qwen/Qwen2.5-72B-Instruct", "--tensor-parallel-size=4", "--enable-prefix-caching", "--enable-chunked-prefill", "--max-num-batched-tokens=8192", "--gpu-memory-utilization=0.92", "--enable-prompt-tokens-details"} {
+	if fmtArgs(core.Container{Command: c.Command, Args: c.Args[:1]}) != "[vllm serve] [Qwen/Qwen2.5-72B-Instruct]" {
+		t.Errorf("runs %s", fmtArgs(c))
+	}
+	for _, want := range []string{"--served-model-name=Qwen/Qwen2.5-72B-Instruct", "--tensor-parallel-size=4", "--enable-prefix-caching", "--enable-chunked-prefill", "--max-num-batched-tokens=8192", "--gpu-memory-utilization=0.92", "--enable-prompt-tokens-details"} {
 		if !slices.Contains(c.Args, want) {
 			t.Errorf("%s is not among %q", want, c.Args)
 		}
@@ -383,7 +386,7 @@ func TestModelsComeFromTheNodesCache(t *testing.T) {
 	}
 	path := c.Cache.NodeLocalPath + "/models/" + strings.Replace(c.Model.ExpectedDigest, ":", "-", 1)
 	pod := get[*apps.StatefulSet](t, r, "wp-warmpath-vllm").Spec.Template.Spec
-	if !slices.Contains(pod.Containers[0].Args, "--model="+path) {
+	if pod.Containers[0].Args[0] != path {
 		t.Errorf("vLLM reads %q", pod.Containers[0].Args)
 	}
 	mount := pod.Containers[0].VolumeMounts[1]
@@ -462,8 +465,13 @@ func TestMonitoringIsTheRepositorys(t *testing.T) {
 	if !labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(admin.Labels)) {
 		t.Errorf("%v does not select %v", monitor.Spec.Selector.MatchLabels, admin.Labels)
 	}
-	if job := admin.Labels[monitor.Spec.JobLabel]; !strings.Contains(job, "warmpath") {
-		t.Errorf("the job is called %q", job)
+	if job := monitor.Spec.Endpoints[0].RelabelConfigs[0]; job.TargetLabel != "job" || *job.Replacement != "warmpath" {
+		t.Errorf("the job is called by %+v", job)
+	}
+	// Labels that the operator gives every series would take the place of the gateway's.
+	clash := regexp.MustCompile(`(?m)^\| ` + "`warmpath_[a-z_]+`" + ` \| [^|]*\b(endpoint|pod|service|namespace|container|job|instance)\b[^|]*\|`).MatchString(read(t, "../../docs/metrics.md"))
+	if clash != monitor.Spec.Endpoints[0].HonorLabels {
+		t.Errorf("labels of the operator's names %v, kept %v", clash, monitor.Spec.Endpoints[0].HonorLabels)
 	}
 	if monitor.Spec.Endpoints[0].Port != admin.Spec.Ports[0].Name {
 		t.Errorf("scrapes the port %s", monitor.Spec.Endpoints[0].Port)
@@ -522,6 +530,119 @@ func TestHelmTestAsksForTheModel(t *testing.T) {
 	}
 }
 
+// TestHelmTestIsLetInAndTrusts looks at what stands between the pod and the gateway.
+func TestHelmTestIsLetInAndTrusts(t *testing.T) {
+	pod := get[*core.Pod](t, render(t, valuesOf(t, "tls")), "wp-warmpath-test")
+	c := pod.Spec.Containers[0]
+	if len(c.Env) != 1 || c.Env[0].Name != "SSL_CERT_FILE" || c.Env[0].Value != c.VolumeMounts[0].MountPath+"/tls.crt" {
+		t.Errorf("it trusts %+v", c.Env)
+	}
+	if items := pod.Spec.Volumes[0].Secret.Items; len(items) != 1 || items[0].Key != "tls.crt" {
+		t.Errorf("it sees %+v of the secret", items)
+	}
+	named := valuesOf(t, "tls")
+	named["test"] = map[string]any{"endpoint": "https://llm.example.com"}
+	c = get[*core.Pod](t, render(t, named), "wp-warmpath-test").Spec.Containers[0]
+	if !slices.Contains(c.Args, "-endpoint=https://llm.example.com") || len(c.VolumeMounts) > 0 {
+		t.Errorf("%s, %+v", fmtArgs(c), c.VolumeMounts)
+	}
+	r := render(t, valuesOf(t, "everything"))
+	allowed := get[*networking.NetworkPolicy](t, r, "wp-warmpath").Spec.Ingress[0].From
+	if !slices.ContainsFunc(allowed, func(p networking.NetworkPolicyPeer) bool {
+		return p.PodSelector != nil && labels.SelectorFromSet(p.PodSelector.MatchLabels).Matches(labels.Set(get[*core.Pod](t, r, "wp-warmpath-test").Labels))
+	}) {
+		t.Errorf("the policy lets in %+v", allowed)
+	}
+}
+
+// TestAnotherVersionOfTheChartRestartsNothing renders a later chart with the same
+// images: no pod may differ, for an engine that restarts has lost its cache.
+func TestAnotherVersionOfTheChartRestartsNothing(t *testing.T) {
+	values := valuesOf(t, "everything")
+	later := load(t)
+	later.Metadata.Version, later.Metadata.AppVersion = "9.8.7", "9.8.7"
+	files, err := renderChart(t, later, release, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, then := render(t, values).pods(), decode(t, files).pods()
+	delete(now, "Pod wp-warmpath-test")
+	for key, pod := range now {
+		if !reflect.DeepEqual(pod, then[key]) {
+			t.Errorf("%s changes: labels %v, then %v", key, pod.Labels, then[key].Labels)
+		}
+	}
+}
+
+// TestAnswersHaveTheTimeThatIsSaid compares an engine's drain with its pod's.
+func TestAnswersHaveTheTimeThatIsSaid(t *testing.T) {
+	for _, grace := range []int64{30, 180, 3600} {
+		values := valuesOf(t, "tls")
+		values["vllm"].(map[string]any)["terminationGracePeriodSeconds"] = grace
+		pod := get[*apps.StatefulSet](t, render(t, values), "wp-warmpath-vllm").Spec.Template.Spec
+		c := pod.Containers[0]
+		drain, wait := int64(0), int64(0)
+		for _, arg := range c.Args {
+			_, _ = fmt.Sscanf(arg, "--shutdown-timeout=%d", &drain)
+		}
+		_, _ = fmt.Sscanf(c.Lifecycle.PreStop.Exec.Command[1], "%d", &wait)
+		if *pod.TerminationGracePeriodSeconds != grace || drain < 1 || wait+drain+5 > grace || drain < grace-wait-20 {
+			t.Errorf("of %d s %d are waited and answers have %d", grace, wait, drain)
+		}
+	}
+}
+
+// TestValuesArriveAsTheyAre has names that YAML takes for something else, and numbers
+// that a template may write as 1e+06.
+func TestValuesArriveAsTheyAre(t *testing.T) {
+	values := parse(t, `
+ingress: {enabled: true, host: "*.example.com", className: "1", tlsSecretName: "123"}
+auth: {keysSecret: {name: "123", key: "456"}, saltSecret: {name: "0x1f", key: "1.5"}}
+tls: {enabled: true, secretName: "777"}
+redis: {caSecret: {name: "1e3", key: ca.crt}}
+gateway: {priorityClassName: "5", extraVolumes: [{name: more, configMap: {name: more}}], extraVolumeMounts: [{name: more, mountPath: /more}]}
+vllm: {enabled: true, model: a/b, maxModelLen: 1048576, maxNumBatchedTokens: 2097152, autoscaling: {enabled: true, targetPendingTokens: 3000000},
+  extraVolumes: [{name: hf, emptyDir: {}}], extraVolumeMounts: [{name: hf, mountPath: /root/.cache/huggingface}]}
+mock: {enabled: true, model: "7"}
+`)
+	r := render(t, values)
+	if host := get[*networking.Ingress](t, r, "wp-warmpath").Spec.Rules[0].Host; host != "*.example.com" {
+		t.Errorf("host %q", host)
+	}
+	engine := get[*apps.StatefulSet](t, r, "wp-warmpath-vllm").Spec.Template.Spec
+	if c := engine.Containers[0]; !slices.Contains(c.Args, "--max-model-len=1048576") || !slices.Contains(c.Args, "--max-num-batched-tokens=2097152") || c.VolumeMounts[1].Name != "hf" || engine.Volumes[1].Name != "hf" {
+		t.Errorf("%s, %+v", fmtArgs(c), c.VolumeMounts)
+	}
+	if v := get[*autoscaling.HorizontalPodAutoscaler](t, r, "wp-warmpath-vllm").Spec.Metrics[0].External.Target.AverageValue.Value(); v != 3000000 {
+		t.Errorf("%d tokens", v)
+	}
+	pod := get[*apps.Deployment](t, r, "wp-warmpath").Spec.Template.Spec
+	if last := pod.Volumes[len(pod.Volumes)-1]; last.Name != "more" || pod.Containers[0].VolumeMounts[len(pod.Volumes)-1].MountPath != "/more" {
+		t.Errorf("%+v", pod.Volumes)
+	}
+}
+
+// TestNamesAreValidWhateverTheRelease renders with the shortest, the longest and the
+// strangest names that Helm takes for a release.
+func TestNamesAreValidWhateverTheRelease(t *testing.T) {
+	name := regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	for _, release := range []string{"a", "warmpath", "my.release", strings.Repeat("a", 39) + "-" + strings.Repeat("b", 13)} {
+		files, err := renderChart(t, load(t), release, valuesOf(t, "everything"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, o := range decode(t, files).objects {
+			if !name.MatchString(o.GetName()) || len(o.GetName()) > 52 && strings.HasPrefix(key, "StatefulSet") {
+				t.Errorf("%s: %s", release, key)
+			}
+		}
+	}
+	files, err := renderChart(t, load(t), "warmpath", valuesOf(t, "mock"))
+	if r := decode(t, files); err != nil || r.objects["Service warmpath"] == nil {
+		t.Errorf("%v, %q", err, slices.Sorted(maps.Keys(r.objects)))
+	}
+}
+
 func TestNotesSayWhatIsNext(t *testing.T) {
 	for name, want := range map[string][]string{
 		"mock":    {"2 gateways", "kubernetes://llm/wp-warmpath-mock:8000", "rollout status deployment/wp-warmpath", "helm -n llm test wp", "everyone who reaches the Service is let in"},
@@ -543,38 +664,43 @@ func TestNotesSayWhatIsNext(t *testing.T) {
 
 func TestBadValuesAreRefused(t *testing.T) {
 	for values, want := range map[string]string{
-		"{}":                                                   "no replicas",
-		"vllm: {enabled: true}":                                "vllm.enabled needs vllm.model",
-		"gatway: {}":                                           "gatway",
-		"gateway: {replicas: 3}":                               "replicas",
-		"gateway: {replicaCount: -1}":                          "replicaCount",
-		"gateway: {replicaCount: two}":                         "replicaCount",
-		"gateway: {policy: fastest}":                           "policy",
-		"gateway: {usage: guess}":                              "usage",
-		"gateway: {drainDelaySeconds: 1}":                      "drainDelaySeconds",
-		"gateway: {drainTimeoutSeconds: 1m}":                   "drainTimeoutSeconds",
-		"gateway: {goMemLimit: 2G}":                            "goMemLimit",
-		"replicas: {urls: [\"10.0.0.1:8000\"]}":                "urls",
-		"replicas: {urls: http://10.0.0.1}":                    "urls",
-		"replicas: {services: [{name: vllm}]}":                 "port",
-		"replicas: {services: [{name: a, port: 99999}]}":       "port",
-		"discovery: {mode: consul}":                            "mode",
-		"image: {tag: \"a b\"}":                                "tag",
-		"image: {digest: abc}":                                 "digest",
-		"redis: {url: \"http://redis\"}":                       "url",
-		"redis: {maxMemory: 256Mi}":                            "maxMemory",
-		"tls: {enabled: true}":                                 "secretName",
-		"httpRoute: {enabled: true}":                           "parentRefs",
-		"vllm: {gpuMemoryUtilization: 1.5}":                    "gpuMemoryUtilization",
-		"vllm: {tensorParallelSize: 0}":                        "tensorParallelSize",
-		"modelCache: {enabled: true}":                          "repository",
-		"modelCache: {expectedDigest: sha256-1}":               "expectedDigest",
-		"modelCache: {nodeLocalPath: models}":                  "nodeLocalPath",
-		"modelCache: {evictionPolicy: fifo}":                   "evictionPolicy",
-		"autoscaling: {metric: rps}":                           "metric",
-		"auth: {keysSecret: keys}":                             "keysSecret",
-		"service: {port: 0}":                                   "port",
-		"mock: {enabled: true}\ndiscovery: {namespace: other}": "discovery.namespace",
+		"{}":                                                               "no replicas",
+		"vllm: {enabled: true}":                                            "vllm.enabled needs vllm.model",
+		"gatway: {}":                                                       "gatway",
+		"gateway: {replicas: 3}":                                           "replicas",
+		"gateway: {replicaCount: -1}":                                      "replicaCount",
+		"gateway: {replicaCount: two}":                                     "replicaCount",
+		"gateway: {policy: fastest}":                                       "policy",
+		"gateway: {usage: guess}":                                          "usage",
+		"gateway: {drainDelaySeconds: 1}":                                  "drainDelaySeconds",
+		"gateway: {drainTimeoutSeconds: 1m}":                               "drainTimeoutSeconds",
+		"gateway: {goMemLimit: 2G}":                                        "goMemLimit",
+		"replicas: {urls: [\"10.0.0.1:8000\"]}":                            "urls",
+		"replicas: {urls: http://10.0.0.1}":                                "urls",
+		"replicas: {services: [{name: vllm}]}":                             "port",
+		"replicas: {services: [{name: a, port: 99999}]}":                   "port",
+		"discovery: {mode: consul}":                                        "mode",
+		"image: {tag: \"a b\"}":                                            "tag",
+		"image: {digest: abc}":                                             "digest",
+		"redis: {url: \"http://redis\"}":                                   "url",
+		"redis: {maxMemory: 256Mi}":                                        "maxMemory",
+		"tls: {enabled: true}":                                             "secretName",
+		"httpRoute: {enabled: true}":                                       "parentRefs",
+		"vllm: {gpuMemoryUtilization: 1.5}":                                "gpuMemoryUtilization",
+		"vllm: {tensorParallelSize: 0}":                                    "tensorParallelSize",
+		"modelCache: {enabled: true}":                                      "repository",
+		"modelCache: {expectedDigest: sha256-1}":                           "expectedDigest",
+		"modelCache: {nodeLocalPath: models}":                              "nodeLocalPath",
+		"modelCache: {evictionPolicy: fifo}":                               "evictionPolicy",
+		"autoscaling: {metric: rps}":                                       "metric",
+		"auth: {keysSecret: keys}":                                         "keysSecret",
+		"mock: {enabled: true}\ngateway: {config: {listen: \":1\"}}":       "the pod's ports",
+		"mock: {enabled: true}\ngateway: {config: {drain_timeout: 9m}}":    "gateway.drainTimeoutSeconds",
+		"mock: {enabled: true}\ngateway: {config: {admin_token: a}}":       "auth.adminTokenSecret",
+		"mock: {enabled: true}\ngateway: {config: {redis: {password: a}}}": "redis.passwordSecret",
+		"vllm: {terminationGracePeriodSeconds: 20}":                        "terminationGracePeriodSeconds",
+		"service: {port: 0}":                                               "port",
+		"mock: {enabled: true}\ndiscovery: {namespace: other}":             "discovery.namespace",
 		"vllm: {enabled: true, model: a}\nmodelCache: {enabled: true, repository: s3://a/b, expectedDigest: \"sha256:" + strings.Repeat("0", 64) + "\"}": "exclude each other",
 	} {
 		if _, err := renderErr(t, parse(t, values)); err == nil || !strings.Contains(err.Error(), want) {

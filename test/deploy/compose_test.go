@@ -74,6 +74,10 @@ func TestComposeGatewaysAreAlikeAndTheirSettingsGood(t *testing.T) {
 	if grace := time.Duration(*first.StopGracePeriod); grace < c.DrainDelay+c.DrainTimeout+5*time.Second {
 		t.Errorf("killed after %v, a drain takes up to %v", grace, c.DrainDelay+c.DrainTimeout)
 	}
+	// Who comes through a published port is not on the container's host.
+	if _, settable := first.Environment["WARMPATH_ADMIN_TOKEN"]; !settable {
+		t.Error("nobody can open the admin pages")
+	}
 	if !first.ReadOnly || !slices.Equal(first.CapDrop, []string{"ALL"}) {
 		t.Error("the gateway may do more than it needs")
 	}

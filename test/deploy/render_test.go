@@ -73,8 +73,12 @@ func load(t *testing.T) *chart.Chart {
 // renderErr renders the chart as helm install does, the values' schema included.
 func renderErr(t *testing.T, values map[string]any) (map[string]string, error) {
 	t.Helper()
+	return renderChart(t, load(t), release, values)
+}
+
+func renderChart(t *testing.T, c *chart.Chart, release string, values map[string]any) (map[string]string, error) {
+	t.Helper()
 	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}
-	c := load(t)
 	all, err := chartutil.ToRenderValues(c, values, options, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, err
@@ -88,6 +92,11 @@ func render(t *testing.T, values map[string]any) rendered {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return decode(t, files)
+}
+
+func decode(t *testing.T, files map[string]string) rendered {
+	t.Helper()
 	r := rendered{objects: map[string]meta.Object{}}
 	for name, text := range files {
 		if strings.HasSuffix(name, "NOTES.txt") {

@@ -6,7 +6,7 @@
 {{- define "warmpath.fullname" -}}
 {{- $name := include "warmpath.name" . }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
-{{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- default $full .Values.fullnameOverride | replace "." "-" | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "warmpath.selector" -}}
@@ -15,6 +15,8 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* Not for pods: another version of the chart alone must not restart engines, whose
+     caches would be empty. */}}
 {{- define "warmpath.labels" -}}
 {{ include "warmpath.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -102,6 +104,18 @@ redis://{{ include "warmpath.fullname" . }}-redis.{{ .Release.Namespace }}.svc.{
 
 {{/* The gateway's settings file. gateway.config has the last word. */}}
 {{- define "warmpath.config" -}}
+{{- $given := .Values.gateway.config }}
+{{- range $key, $value := dict
+  "listen" "the pod's ports, which are fixed" "admin" "the pod's ports, which are fixed"
+  "drain_delay" "gateway.drainDelaySeconds" "drain_timeout" "gateway.drainTimeoutSeconds" }}
+{{- if hasKey $given $key }}{{ fail (printf "gateway.config has %s, on which more than the gateway depends: it follows %s." $key $value) }}{{ end }}
+{{- end }}
+{{- range $path, $value := dict
+  "admin_token" "auth.adminTokenSecret" "auth.salt_secret" "auth.saltSecret"
+  "replica.key" "replicas.keySecret" "redis.password" "redis.passwordSecret" }}
+{{- $section := ternary (get $given (splitList "." $path | first)) $given (contains "." $path) }}
+{{- if and (kindIs "map" $section) (hasKey $section (splitList "." $path | last)) }}{{ fail (printf "gateway.config has %s, and everyone may read a ConfigMap: set %s." $path $value) }}{{ end }}
+{{- end }}
 {{- $c := dict
   "listen" ":8080"
   "admin" ":9090"
@@ -123,6 +137,6 @@ redis://{{ include "warmpath.fullname" . }}-redis.{{ .Release.Namespace }}.svc.{
 {{- define "warmpath.secretEnv" -}}
 {{- if .secret.name }}
 - name: {{ .env }}
-  valueFrom: {secretKeyRef: {name: {{ .secret.name }}, key: {{ .secret.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .secret.name | quote }}, key: {{ .secret.key | quote }}}}
 {{- end }}
 {{- end }}

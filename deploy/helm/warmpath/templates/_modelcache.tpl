@@ -22,7 +22,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [/modelcache]
 {{- with .Values.modelCache.credentialsSecret }}
 envFrom:
-  - secretRef: {name: {{ . }}}
+  - secretRef: {name: {{ . | quote }}}
 {{- end }}
 resources: {{- toYaml .Values.modelCache.resources | nindent 2 }}
 {{- /* The directory on the node is root's, and so are its files: no capability is needed for that. */}}

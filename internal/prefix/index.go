@@ -276,7 +276,7 @@ func (x *Index) at(c *Chain, i int, parent int32) (id int32, k int) {
 // Reserve records that slot s is about to compute all of c. It must be followed
 // by one call of [Index.Confirm] or [Index.Undo]. Tokens beyond what is known are
 // the chain's own times factor. It returns when the far end of what the slot held of c
-// was last used, on the index's [Index.Clock], 0 if it never was. That is for
+// was last used, by the index's count of touches, 0 if it never was. That is for
 // [Index.Shortfall] and [Index.Held]: until they are called, other requests for the
 // same may have touched it.
 func (x *Index) Reserve(c *Chain, s int, factor float64) (used uint64) {

@@ -113,6 +113,7 @@ func (x *exchange) dropBody() {
 // write gives the client a piece of the answer.
 func (x *exchange) write(piece []byte, flush bool) error {
 	x.allow()
+	x.headHeld = false
 	x.attempt.heard.Store(0) // it is the client who is waited for
 	if !x.attempt.spent.Swap(true) {
 		x.dropBody() // it will not be sent again

@@ -8,8 +8,11 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // conn is a connection. One request at a time owns it.
@@ -37,8 +40,8 @@ func newConn(h *Host, raw net.Conn) *conn {
 	}
 	c.look = func(fd uintptr) bool {
 		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		c.calm = err == syscall.EAGAIN //nolint:errorlint // it comes from the kernel as it is
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		c.calm = errors.Is(err, unix.EAGAIN)
 		return true
 	}
 	return c
@@ -71,7 +74,7 @@ func (c *conn) abort() { _ = c.raw.SetDeadline(past) } // without one, Close wil
 func (c *conn) exchange(ctx context.Context, req *Request) (*Response, error) {
 	c.answered = false
 	stop := context.AfterFunc(ctx, c.abort)
-	sending, unsent := c.send(req)
+	rest, unsent := c.send(req)
 	if errors.Is(unsent, errHead) {
 		stop()
 		return nil, unsent
@@ -88,62 +91,116 @@ func (c *conn) exchange(ctx context.Context, req *Request) (*Response, error) {
 		}
 		return nil, err
 	}
-	return &Response{Status: h.status, Header: h.header, Length: h.length, conn: c, stop: stop, sending: sending, keep: unsent == nil && !h.close}, nil
+	return &Response{Status: h.status, Header: h.header, Length: h.length, conn: c, stop: stop, sending: rest, keep: unsent == nil && !h.close}, nil
 }
 
-// What is sent together with the head, and what is sent while the answer is awaited:
-// a server may answer before it has read all, and read no more then.
-const (
-	joined = 8 << 10
-	inline = 64 << 10
-)
+// joined is the longest request that is copied into one piece.
+const joined = 8 << 10
 
-// send writes a request. The rest of a long one is under way when it returns; its end
-// comes on the channel.
-func (c *conn) send(req *Request) (sending chan error, err error) {
-	b, _ := heads.Get().(*[]byte)
-	if b == nil {
-		b = new([]byte)
-		*b = make([]byte, 0, joined)
+// send writes a request. A server may answer before it has read all of a long one, and
+// read no more then: what the system does not take at once is under way when send
+// returns.
+func (c *conn) send(req *Request) (rest *sending, err error) {
+	b := new(headBuffer)
+	if spare, ok := heads.Get().(*headBuffer); ok {
+		b = spare
 	}
-	put := func() {
-		if cap(*b) <= 4*joined {
+	defer func() {
+		if rest == nil && cap(*b) <= 2*joined {
 			heads.Put(b)
 		}
-	}
+	}()
 	if *b, err = appendHead((*b)[:0], req); err != nil {
-		put()
 		return nil, err
 	}
-	switch body := req.Body; {
-	case len(*b)+len(body) <= joined:
-		*b = append(*b, body...)
+	head, body := *b, req.Body
+	if len(head)+len(body) <= joined {
+		*b = append(head, body...)
 		_, err = c.rw.Write(*b)
-	case len(body) <= inline:
-		err = c.write(*b, body)
-	default:
-		sending = make(chan error, 1)
-		release := req.hold()
-		go func() {
-			sending <- c.write(*b, body)
-			put()
-			release()
-		}()
-		return sending, nil
+		return nil, err
 	}
-	put()
-	return nil, err
+	n, err := c.offer(head, body)
+	if err != nil || n == len(head)+len(body) {
+		return nil, err
+	}
+	head, body = head[min(n, len(head)):], body[max(0, n-len(head)):]
+	rest = new(sending)
+	release := req.hold()
+	go func() {
+		both := net.Buffers{head, body}
+		_, err := both.WriteTo(c.rw)
+		release()
+		rest.end(c, err == nil)
+	}()
+	return rest, nil
 }
 
-var heads sync.Pool // of *[]byte
+// sending is the rest of a request that is sent while its answer is awaited. Of its
+// end and the answer's, the later one decides what becomes of the connection.
+type sending struct {
+	ends  atomic.Int32
+	whole [2]bool
+}
 
-// write writes both, in one call to the system if it can.
-func (c *conn) write(head, body []byte) error {
+func (s *sending) end(c *conn, whole bool) {
+	s.whole[0] = whole
+	s.meet(c)
+}
+
+func (s *sending) answered(c *conn, whole bool) {
+	if s.whole[1] = whole; whole {
+		_ = c.raw.SetWriteDeadline(time.Now().Add(lateWrite)) // without one, it may stay open
+	} else {
+		c.abort()
+	}
+	s.meet(c)
+}
+
+// lateWrite is how long a request may be on its way yet when its answer is over. Most
+// often it has been sent, and the goroutine that did it has not run since.
+const lateWrite = 50 * time.Millisecond
+
+func (s *sending) meet(c *conn) {
+	if s.ends.Add(1) < 2 {
+		return
+	}
+	if s.whole[0] && s.whole[1] {
+		_ = c.raw.SetWriteDeadline(time.Time{})
+	}
+	c.finish(s.whole[0] && s.whole[1])
+}
+
+// finish ends the use of a connection, and keeps it if it can be used again.
+func (c *conn) finish(whole bool) {
+	if whole {
+		c.host.put(c)
+	} else {
+		c.close()
+	}
+}
+
+type headBuffer []byte
+
+var heads sync.Pool // of *headBuffer
+
+// offer writes as much of both as the system takes at once.
+func (c *conn) offer(head, body []byte) (n int, err error) {
+	if c.fd == nil || c.rw != c.raw {
+		return 0, nil
+	}
 	c.out = [2][]byte{head, body}
-	both := net.Buffers(c.out[:])
-	_, err := both.WriteTo(c.rw)
+	failed := c.fd.Write(func(fd uintptr) bool {
+		n, err = unix.Writev(int(fd), c.out[:])
+		return true
+	})
 	c.out = [2][]byte{}
-	return err
+	if failed != nil {
+		return 0, failed
+	}
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return 0, nil
+	}
+	return max(n, 0), err
 }
 
 // errHead is for a request that would be read as something else than it is.
@@ -186,7 +243,7 @@ type Response struct {
 	Length int64       // of the body, -1 if it is not known
 
 	conn    *conn
-	sending chan error // nil if the request was sent before the head came
+	sending *sending // nil if the request was sent before the head came
 	stop    func() bool
 	keep    bool // the connection, when all has been read
 	piece   []byte
@@ -236,22 +293,12 @@ func (r *Response) Close() {
 	}
 	r.Ready() // a short rest may be here
 	whole := r.keep && errors.Is(r.err, io.EOF) && c.in.empty()
-	if r.sending != nil {
-		select {
-		case err := <-r.sending:
-			whole = whole && err == nil
-		default:
-			whole = false // closing it ends that too
-		}
-	}
-	if !r.stop() {
-		whole = false
-	}
+	whole = r.stop() && whole
 	r.conn, r.piece = nil, nil
-	if !whole {
-		c.close()
-		return
-	}
 	c.in.free()
-	c.host.put(c)
+	if r.sending != nil {
+		r.sending.answered(c, whole)
+	} else {
+		c.finish(whole)
+	}
 }

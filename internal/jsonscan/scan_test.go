@@ -158,7 +158,7 @@ func TestTellsTheFormOfStrings(t *testing.T) {
 
 // FuzzSpan: wherever a check passes, finding the end alone finds the same end.
 func FuzzSpan(f *testing.F) {
-	for _, seed := range []string{`{"a":[1,"]}\"",{}],"b":"\\"}x`, `"\\\""`, `[[],{"x":"{"}]`, `12`, `"abc`, `{"a":"}`, `}`, `"\`} {
+	for _, seed := range []string{`{"a":[1,"]}\"",{}],"b":"\\"}x`, `"\\\""`, `[[],{"x":"{"}]`, `12`, `"abc`, `{"a":"}`, `}`, `"\`, `"` + strings.Repeat("plain ", 30) + `\" and \\"`, `"` + strings.Repeat("plain ", 30) + "\x01\""} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -166,6 +166,13 @@ func FuzzSpan(f *testing.F) {
 		want, got := a.Raw(), b.Span()
 		if a.Err() == nil && (string(got) != string(want) || b.Err() != nil || a.Pos() != b.Pos()) {
 			t.Fatalf("%q: span %q, want %q (%v)", data, got, want, b.Err())
+		}
+		if b.Err() == nil && len(got) > 0 && got[0] == '"' {
+			c := New(got)
+			raw, form := c.Str()
+			if raw2, form2, err := Spanned(got); (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, raw2) || form != form2) {
+				t.Fatalf("%q: %q %v %v, want %q %v %v", got, raw2, form2, err, raw, form, c.Err())
+			}
 		}
 		if b.Err() == nil && len(got) == 0 {
 			t.Fatalf("%q: an empty span", data)

@@ -81,10 +81,25 @@ func control(p []byte) (at int, or uint64) {
 // the next such byte is looked for at the speed of memory.
 const dense = 64
 
+// Spanned is [Scanner.Str] for a string that [Scanner.Span] has returned, of which it
+// need not look for the end.
+func Spanned(span []byte) (raw []byte, f Form, err error) {
+	s := New(span)
+	if s.Kind() != String || len(span) < 2 {
+		s.failf("a string")
+	} else {
+		raw, f = s.until(len(span) - 1)
+	}
+	return raw, f, s.End()
+}
+
 // str takes and checks the string whose opening quote is at pos.
-func (s *Scanner) str() (raw []byte, f Form) {
+func (s *Scanner) str() (raw []byte, f Form) { return s.until(-1) }
+
+// until is str, told where the next quote is that no backslash stands before; it looks
+// for that itself if it is told a place before the string.
+func (s *Scanner) until(quote int) (raw []byte, f Form) {
 	data, i, or := s.data, s.pos+1, uint64(0)
-	quote := -1 // the next quote, where it is behind i
 	for {
 		n, o := plain(data[i:min(i+dense, len(data))])
 		i, or = i+n, or|o

@@ -78,8 +78,11 @@ func (p *Prompt) Reset() {
 }
 
 // check keeps the error of a scanner that has walked a value to its end.
-func (p *Prompt) check(s *jsonscan.Scanner) {
-	if err := s.End(); err != nil && p.err == nil {
+func (p *Prompt) check(s *jsonscan.Scanner) { p.fail(s.End()) }
+
+// fail keeps the first error.
+func (p *Prompt) fail(err error) {
+	if p.err == nil {
 		p.err = err
 	}
 }
@@ -287,11 +290,11 @@ var billingHeader = []byte("x-anthropic-billing-header")
 // and a single text part are the same prompt.
 func (p *Prompt) content(value []byte, system bool) {
 	s := jsonscan.New(value)
-	if s.Kind() == jsonscan.Array {
-		for s.Enter(); s.Element(); {
-			p.part(s.Span(), system)
-		}
-	} else {
+	if s.Kind() != jsonscan.Array {
+		p.part(value, system)
+		return
+	}
+	for s.Enter(); s.Element(); {
 		p.part(s.Span(), system)
 	}
 	p.check(&s)
@@ -299,9 +302,11 @@ func (p *Prompt) content(value []byte, system bool) {
 
 // text writes the string that a text part, or a content, is.
 func (p *Prompt) text(value []byte, system bool) {
-	s := jsonscan.New(value)
-	raw, form := s.Str()
-	p.check(&s)
+	raw, form, err := jsonscan.Spanned(value)
+	if err != nil {
+		p.fail(err)
+		return
+	}
 	if system && bytes.HasPrefix(raw, billingHeader) {
 		_, rest, found := bytes.Cut(raw, []byte(`\n`))
 		if !found {

@@ -180,6 +180,27 @@ func FuzzSpan(f *testing.F) {
 	})
 }
 
+// TestFindsTheFirstControlCharacter wherever it stands, whatever stands around it.
+func TestFindsTheFirstControlCharacter(t *testing.T) {
+	for _, filler := range []byte{' ', 'x', '~', 0x7f, 0x80, 0xa0, 0xff} {
+		for _, length := range []int{0, 1, 63, 64, 65, 200} {
+			p := bytes.Repeat([]byte{filler}, length)
+			if at, or := control(p); at != -1 || (or&highs != 0) != (filler >= 0x80 && length > 0) {
+				t.Errorf("%d times %#x: %d, %#x", length, filler, at, or)
+			}
+			for i := range p {
+				for _, c := range []byte{0, 1, 0x1f} {
+					p[i] = c
+					if at, _ := control(p); at != i {
+						t.Errorf("%#x at %d of %d times %#x: found at %d", c, i, length, filler, at)
+					}
+				}
+				p[i] = filler
+			}
+		}
+	}
+}
+
 func BenchmarkSkip(b *testing.B) {
 	prose := strings.Repeat("cluster fault resource schedule network storage ", 512*1024/48)
 	for name, text := range map[string]string{"prose": prose, "json": strings.ReplaceAll(prose, " f", `\",\"f`), "escapes": strings.Repeat(`\u4f60\u597d`, 512*1024/12)} {

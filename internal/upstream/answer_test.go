@@ -190,3 +190,27 @@ func (p *pieces) Read(b []byte) (int, error) {
 	p.rest = p.rest[n:]
 	return n, nil
 }
+
+func BenchmarkRead(b *testing.B) {
+	answer := []byte(ok + "Date: Mon, 01 Jan 2026 00:00:00 GMT\r\nServer: uvicorn\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n" +
+		strings.Repeat("aa\r\n"+strings.Repeat("x", 0xaa)+"\r\n", 16) + "0\r\n\r\n")
+	src := bytes.NewReader(answer)
+	d := reader{src: src}
+	b.SetBytes(int64(len(answer)))
+	b.ReportAllocs()
+	for b.Loop() {
+		src.Reset(answer)
+		if _, err := d.head(http.MethodPost); err != nil {
+			b.Fatal(err)
+		}
+		for err := error(nil); !errors.Is(err, io.EOF); _, err = d.decode() {
+			if err == nil && d.empty() {
+				err = d.fill()
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		d.free()
+	}
+}

@@ -2,6 +2,8 @@ package openai
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math/bits"
 
 	"github.com/warmpath/warmpath/internal/jsonscan"
 )
@@ -40,31 +42,50 @@ func Notable(data []byte) bool {
 	if len(data) > 0 && data[0] != '{' {
 		return true
 	}
-	for rest := data; ; {
-		i := bytes.IndexByte(rest, '"')
-		if i < 0 || i+1 == len(rest) {
-			return bytes.Contains(data, letter)
+	at := 0
+	for ; at+8 <= len(data); at += 8 {
+		w := binary.LittleEndian.Uint64(data[at:]) ^ quotes
+		// A byte that was a quote is marked; of those above it, one may be that was none.
+		for marks := (w - ones) &^ w & (ones << 7); marks != 0; marks &= marks - 1 {
+			if tells(data[at+bits.TrailingZeros64(marks)/8:]) {
+				return true
+			}
 		}
-		rest = rest[i+1:]
-		word := ""
-		switch rest[0] {
-		case 'u':
-			word = `usage"`
-		case 'e':
-			word = `error"`
-		case 'a':
-			word = `abort"`
-		case 'r':
-			word = `response"`
-		case 'm':
-			word = `message_stop"`
-		default:
-			continue
-		}
-		if len(rest) >= len(word) && string(rest[:len(word)]) == word {
+	}
+	for ; at < len(data); at++ {
+		if tells(data[at:]) {
 			return true
 		}
 	}
+	return bytes.Contains(data, letter)
+}
+
+const (
+	ones   = 0x0101010101010101
+	quotes = ones * '"'
+)
+
+// tells reports whether b begins with one of the words that make an event notable.
+func tells(b []byte) bool {
+	if len(b) < len(`"usage"`) || b[0] != '"' {
+		return false
+	}
+	word := ""
+	switch b[1] {
+	case 'u':
+		word = `"usage"`
+	case 'e':
+		word = `"error"`
+	case 'a':
+		word = `"abort"`
+	case 'r':
+		word = `"response"`
+	case 'm':
+		word = `"message_stop"`
+	default:
+		return false
+	}
+	return len(b) >= len(word) && string(b[:len(word)]) == word
 }
 
 var letter = []byte(`\u`)

@@ -13,7 +13,7 @@ var (
 	errNoRoom   = errors.New("no room for the body")
 )
 
-// buffers is memory for bodies, in classes that double from 4 KiB to 2 MiB.
+// buffers is memory for bodies, in classes that double from 4 KiB to 8 MiB.
 type buffers struct {
 	classes [maxClass + 1]sync.Pool
 	limit   int64        // bytes that bodies may take together, 0 for no limit
@@ -22,7 +22,7 @@ type buffers struct {
 
 const (
 	minClass = 12
-	maxClass = 21
+	maxClass = 23
 )
 
 // spareRoom is left behind a large body for what may be added to it.

@@ -170,8 +170,11 @@ func FuzzSpan(f *testing.F) {
 		if b.Err() == nil && len(got) > 0 && got[0] == '"' {
 			c := New(got)
 			raw, form := c.Str()
-			if raw2, form2, err := Spanned(got); (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, raw2) || form != form2) {
-				t.Fatalf("%q: %q %v %v, want %q %v %v", got, raw2, form2, err, raw, form, c.Err())
+			var again []byte
+			var forms Form
+			err := Pieces(got[1:len(got)-1], func(piece []byte, f Form) { again, forms = append(again, piece...), forms|f })
+			if (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, again) || form != forms) {
+				t.Fatalf("%q: %q %v %v, want %q %v %v", got, again, forms, err, raw, form, c.Err())
 			}
 		}
 		if b.Err() == nil && len(got) == 0 {
@@ -196,6 +199,32 @@ func TestFindsTheFirstControlCharacter(t *testing.T) {
 					}
 				}
 				p[i] = filler
+			}
+		}
+	}
+}
+
+// TestPiecesAreTheWholeString wherever their bounds fall, and none ends in an escape.
+func TestPiecesAreTheWholeString(t *testing.T) {
+	for _, escape := range []string{`\n`, `\\`, `\"`, `\u00e9`, `\u4f60\u597d`, "é", `\x`, `\u12`, "\x01"} {
+		for before := pieceSize - 14; before <= pieceSize+1; before++ {
+			raw := []byte(strings.Repeat("x", before) + escape + strings.Repeat("y", pieceSize))
+			s := New([]byte(`"` + string(raw) + `"`))
+			_, want := s.Str()
+			var got []byte
+			var form Form
+			err := Pieces(raw, func(piece []byte, f Form) {
+				if got = append(got, piece...); len(piece) > pieceSize || f&^want != 0 {
+					t.Errorf("%q at %d: a piece of %d bytes and form %v", escape, before, len(piece), f)
+				}
+				form |= f
+				whole := New([]byte(`"` + string(piece) + `"`))
+				if whole.Skip(); whole.End() != nil {
+					t.Errorf("%q at %d: a piece ends with %q", escape, before, piece[max(0, len(piece)-8):])
+				}
+			})
+			if (err == nil) != (s.End() == nil) || err == nil && (!bytes.Equal(got, raw) || form != want) {
+				t.Errorf("%q at %d: %d bytes, form %v, want %v: %v, %v", escape, before, len(got), form, want, err, s.Err())
 			}
 		}
 	}

@@ -91,25 +91,10 @@ func controls(w uint64) uint64 { return (w - ones*0x20) &^ w }
 // the next such byte is looked for at the speed of memory.
 const dense = 64
 
-// Spanned is [Scanner.Str] for a string that [Scanner.Span] has returned, of which it
-// need not look for the end.
-func Spanned(span []byte) (raw []byte, f Form, err error) {
-	s := New(span)
-	if s.Kind() != String || len(span) < 2 {
-		s.failf("a string")
-	} else {
-		raw, f = s.until(len(span) - 1)
-	}
-	return raw, f, s.End()
-}
-
 // str takes and checks the string whose opening quote is at pos.
-func (s *Scanner) str() (raw []byte, f Form) { return s.until(-1) }
-
-// until is str, told where the next quote is that no backslash stands before; it looks
-// for that itself if it is told a place before the string.
-func (s *Scanner) until(quote int) (raw []byte, f Form) {
+func (s *Scanner) str() (raw []byte, f Form) {
 	data, i, or := s.data, s.pos+1, uint64(0)
+	quote := -1 // the next quote, where it is behind i
 	for {
 		n, o := plain(data[i:min(i+dense, len(data))])
 		i, or = i+n, or|o
@@ -148,19 +133,84 @@ func (s *Scanner) until(quote int) (raw []byte, f Form) {
 			return raw, f
 		case data[i] < 0x20:
 			s.pos = i
-			s.fail(errors.New("control character in a string"))
+			s.fail(errControl)
 			return nil, 0
 		}
 		for f |= Escaped; i < len(data) && data[i] == '\\'; {
 			n := escapeLen(data[i:])
 			if n == 0 {
 				s.pos = i
-				s.fail(errors.New("bad escape in a string"))
+				s.fail(errEscape)
 				return nil, 0
 			}
 			i += n
 		}
 	}
+}
+
+// pieceSize is so much of a string that it is still in the processor's nearest caches
+// when it has been checked.
+const pieceSize = 16 << 10
+
+// Pieces checks the inside of a string that [Scanner.Span] has returned, less its
+// quotes, and hands it out piece by piece. No piece ends within an escape.
+func Pieces(raw []byte, take func(piece []byte, f Form)) error {
+	for off := 0; off < len(raw); {
+		rest := raw[off:]
+		n, f, err := inside(rest[:min(pieceSize, len(rest))], len(rest) <= pieceSize)
+		if err != nil {
+			return err
+		}
+		take(rest[:n], f)
+		off += n
+	}
+	return nil
+}
+
+var (
+	errControl = errors.New("control character in a string")
+	errEscape  = errors.New("bad escape in a string")
+)
+
+// inside returns how much of p can stand in a string: all of it, less a part of an
+// escape at its end unless that is the string's last piece.
+func inside(p []byte, last bool) (i int, f Form, err error) {
+	or := uint64(0)
+	for i < len(p) {
+		n, o := plain(p[i:min(i+dense, len(p))])
+		i, or = i+n, or|o
+		if n == dense {
+			end := len(p)
+			if slash := bytes.IndexByte(p[i:], '\\'); slash >= 0 {
+				end = i + slash
+			}
+			at, o := control(p[i:end])
+			or |= o
+			if at >= 0 {
+				end = i + at
+			}
+			i = end
+		}
+		if i < len(p) && p[i] != '\\' {
+			return i, f, errControl
+		}
+		for i < len(p) && p[i] == '\\' {
+			n := escapeLen(p[i:])
+			if n == 0 && !last && len(p)-i < len(`\u0000`) {
+				p = p[:i]
+				break
+			}
+			if n == 0 {
+				return i, f, errEscape
+			}
+			f |= Escaped
+			i += n
+		}
+	}
+	if or&highs != 0 {
+		f |= BeyondASCII
+	}
+	return i, f, nil
 }
 
 // escapeLen returns the length of the escape that begins b, or 0 if it is not one.

@@ -300,14 +300,11 @@ func (p *Prompt) content(value []byte, system bool) {
 	p.check(&s)
 }
 
-// text writes the string that a text part, or a content, is.
+// text writes the string that a text part, or a content, is: a span of the body.
 func (p *Prompt) text(value []byte, system bool) {
-	raw, form, err := jsonscan.Spanned(value)
-	if err != nil {
-		p.fail(err)
-		return
-	}
+	raw := value[1 : len(value)-1]
 	if system && bytes.HasPrefix(raw, billingHeader) {
+		p.fail(jsonscan.Pieces(raw, func([]byte, jsonscan.Form) {}))
 		_, rest, found := bytes.Cut(raw, []byte(`\n`))
 		if !found {
 			return
@@ -315,7 +312,7 @@ func (p *Prompt) text(value []byte, system bool) {
 		raw = rest
 	}
 	p.builder.tag(tagText)
-	p.builder.text(raw, form)
+	p.fail(jsonscan.Pieces(raw, p.builder.text))
 }
 
 // part writes one content part. Only a text part's text reaches the prompt; an

@@ -178,7 +178,7 @@ func (x *exchange) tell(reason string, e *openai.Error) {
 	x.err, e.Endpoint = e, formOf(x.r)
 	if x.status != 0 {
 		x.p.metrics.Refusal(reason)
-		_ = x.write(e.Event(x.endpoint), true) // the client has gone if this fails
+		_ = x.write(e.Event(x.endpoint), true, time.Now()) // the client has gone if this fails
 		return
 	}
 	x.status = e.Status

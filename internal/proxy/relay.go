@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
@@ -39,7 +40,7 @@ func (x *exchange) relay(resp *upstream.Response) error {
 	} else if piece, err = x.readFirst(resp); err != nil && !errors.Is(err, io.EOF) {
 		return x.over(err, stream)
 	}
-	x.meter.take(piece)
+	now := x.meter.take(piece)
 	if x.meter.spoiled(err) && x.another() {
 		return &turnedAway{status: http.StatusOK}
 	}
@@ -55,7 +56,7 @@ func (x *exchange) relay(resp *upstream.Response) error {
 			}
 		}
 		if len(piece) > 0 {
-			if err := x.write(piece, stream && !ended); err != nil {
+			if err := x.write(piece, stream && !ended, now); err != nil {
 				x.left(err)
 				return nil
 			}
@@ -69,7 +70,7 @@ func (x *exchange) relay(resp *upstream.Response) error {
 			return x.over(err, stream)
 		}
 		piece, err = resp.Next()
-		x.meter.take(piece)
+		now = x.meter.take(piece)
 	}
 }
 
@@ -137,7 +138,7 @@ func (x *exchange) whole(stream bool) error {
 	default:
 		x.cutOff(errUnfinished, stream)
 	}
-	x.allow() // for what net/http writes last
+	x.allow(time.Now()) // for what net/http writes last
 	return nil
 }
 
@@ -174,7 +175,7 @@ func (x *exchange) writeHead(resp *upstream.Response, atOnce bool) {
 			h["X-Accel-Buffering"] = noBuffering
 		}
 	}
-	x.allow()
+	x.allow(time.Now())
 	x.w.WriteHeader(resp.Status)
 	x.headHeld = true
 	if atOnce {
@@ -221,5 +222,5 @@ func (x *exchange) cutOff(err error, stream bool) {
 	if within {
 		event = append([]byte("\n\n"), event...)
 	}
-	_ = x.write(event, true) // the client has gone if this fails
+	_ = x.write(event, true, time.Now()) // the client has gone if this fails
 }

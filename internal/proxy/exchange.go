@@ -55,7 +55,6 @@ type exchange struct {
 	arrived, read, chosen time.Time
 	sent                  time.Time
 	connected             time.Duration // since chosen; 0 before there is a connection
-	reused                bool          // the connection had carried a request before
 	out                   upstream.Request
 	attempts              int
 	allowed               time.Time // when the client was last given time for a write
@@ -155,7 +154,7 @@ func (x *exchange) end() {
 	clear(x.out.Header)
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
-	x.attempts, x.connected, x.reused, x.desperate = 0, 0, false, false
+	x.attempts, x.connected, x.desperate = 0, 0, false
 	x.status, x.headHeld, x.err, x.policy = 0, false, nil, ""
 	x.prompt.Reset()
 	x.meter.reset()
@@ -193,6 +192,9 @@ const statusClientGone = 499
 func (x *exchange) readBody() bool {
 	var err error
 	x.upload = upload{from: x.r.Body, control: x.control, timeout: x.p.cfg.UploadTimeout}
+	if !multiplexed(x.r) && x.r.ContentLength != 0 {
+		x.upload.until = x.arrived.Add(x.upload.timeout) // by Handler
+	}
 	x.body, err = x.p.buffers.readBody(&x.upload, x.r.ContentLength, x.p.cfg.MaxBodyBytes)
 	x.upload.done(err == nil)
 	x.read = time.Now()
@@ -362,7 +364,7 @@ func (x *exchange) choose() bool {
 // send makes the attempt: it returns the answer's head.
 func (x *exchange) send() (*upstream.Response, error) {
 	rep := x.lease.Replica()
-	x.connected, x.reused = 0, false
+	x.connected = 0
 	x.startAttempt()
 	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
 	x.prepare(rep)
@@ -377,12 +379,11 @@ func (x *exchange) send() (*upstream.Response, error) {
 	return resp, x.attempt.cause(err)
 }
 
-// onConnection is called when the attempt has a connection.
-func (x *exchange) onConnection(reused bool) {
+// onConnection is called when the attempt has a connection, and again if that was lost.
+func (x *exchange) onConnection(bool) {
 	if x.connected == 0 {
 		x.connected = max(1, time.Since(x.chosen))
 	}
-	x.reused = reused
 }
 
 // prepare makes the request to a replica: the client's, byte for byte, without

@@ -272,19 +272,6 @@ func (r *Response) Next() ([]byte, error) {
 	return piece, r.err
 }
 
-// Read reads the body as an [io.Reader] does.
-func (r *Response) Read(p []byte) (int, error) {
-	if len(r.piece) == 0 {
-		piece, err := r.Next()
-		r.piece, r.err = piece, err
-	}
-	n := copy(p, r.piece)
-	if r.piece = r.piece[n:]; len(r.piece) > 0 {
-		return n, nil
-	}
-	return n, r.err
-}
-
 // Close ends the exchange. The connection is used again if the whole body has come.
 func (r *Response) Close() {
 	c := r.conn

@@ -37,6 +37,7 @@ test: ## every test, with the race detector, and each fuzz test for 2 s
 	@$(GO) test $(RACE) -run '^$$' ./... >/dev/null # builds on all cores; then one after another, since some of them measure time
 	$(GO) test $(RACE) -p 1 ./...
 	$(if $(RACE),$(GO) test ./internal/lab)
+	$(if $(RACE),$(GO) test -run Allocates ./internal/gateway)
 	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 
 chart: ## the Helm chart, rendered for six sets of values and checked against Kubernetes' types and schemas; the compose file

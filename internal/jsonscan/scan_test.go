@@ -158,7 +158,7 @@ func TestTellsTheFormOfStrings(t *testing.T) {
 
 // FuzzSpan: wherever a check passes, finding the end alone finds the same end.
 func FuzzSpan(f *testing.F) {
-	for _, seed := range []string{`{"a":[1,"]}\"",{}],"b":"\\"}x`, `"\\\""`, `[[],{"x":"{"}]`, `12`, `"abc`, `{"a":"}`, `}`, `"\`} {
+	for _, seed := range []string{`{"a":[1,"]}\"",{}],"b":"\\"}x`, `"\\\""`, `[[],{"x":"{"}]`, `12`, `"abc`, `{"a":"}`, `}`, `"\`, `"` + strings.Repeat("plain ", 30) + `\" and \\"`, `"` + strings.Repeat("plain ", 30) + "\x01\""} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -167,10 +167,67 @@ func FuzzSpan(f *testing.F) {
 		if a.Err() == nil && (string(got) != string(want) || b.Err() != nil || a.Pos() != b.Pos()) {
 			t.Fatalf("%q: span %q, want %q (%v)", data, got, want, b.Err())
 		}
+		if b.Err() == nil && len(got) > 0 && got[0] == '"' {
+			c := New(got)
+			raw, form := c.Str()
+			var again []byte
+			var forms Form
+			err := Pieces(got[1:len(got)-1], func(piece []byte, f Form) { again, forms = append(again, piece...), forms|f })
+			if (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, again) || form != forms) {
+				t.Fatalf("%q: %q %v %v, want %q %v %v", got, again, forms, err, raw, form, c.Err())
+			}
+		}
 		if b.Err() == nil && len(got) == 0 {
 			t.Fatalf("%q: an empty span", data)
 		}
 	})
+}
+
+// TestFindsTheFirstControlCharacter wherever it stands, whatever stands around it.
+func TestFindsTheFirstControlCharacter(t *testing.T) {
+	for _, filler := range []byte{' ', 'x', '~', 0x7f, 0x80, 0xa0, 0xff} {
+		for _, length := range []int{0, 1, 63, 64, 65, 200} {
+			p := bytes.Repeat([]byte{filler}, length)
+			if at, or := control(p); at != -1 || (or&highs != 0) != (filler >= 0x80 && length > 0) {
+				t.Errorf("%d times %#x: %d, %#x", length, filler, at, or)
+			}
+			for i := range p {
+				for _, c := range []byte{0, 1, 0x1f} {
+					p[i] = c
+					if at, _ := control(p); at != i {
+						t.Errorf("%#x at %d of %d times %#x: found at %d", c, i, length, filler, at)
+					}
+				}
+				p[i] = filler
+			}
+		}
+	}
+}
+
+// TestPiecesAreTheWholeString wherever their bounds fall, and none ends in an escape.
+func TestPiecesAreTheWholeString(t *testing.T) {
+	for _, escape := range []string{`\n`, `\\`, `\"`, `\u00e9`, `\u4f60\u597d`, "é", `\x`, `\u12`, "\x01"} {
+		for before := pieceSize - 14; before <= pieceSize+1; before++ {
+			raw := []byte(strings.Repeat("x", before) + escape + strings.Repeat("y", pieceSize))
+			s := New([]byte(`"` + string(raw) + `"`))
+			_, want := s.Str()
+			var got []byte
+			var form Form
+			err := Pieces(raw, func(piece []byte, f Form) {
+				if got = append(got, piece...); len(piece) > pieceSize || f&^want != 0 {
+					t.Errorf("%q at %d: a piece of %d bytes and form %v", escape, before, len(piece), f)
+				}
+				form |= f
+				whole := New([]byte(`"` + string(piece) + `"`))
+				if whole.Skip(); whole.End() != nil {
+					t.Errorf("%q at %d: a piece ends with %q", escape, before, piece[max(0, len(piece)-8):])
+				}
+			})
+			if (err == nil) != (s.End() == nil) || err == nil && (!bytes.Equal(got, raw) || form != want) {
+				t.Errorf("%q at %d: %d bytes, form %v, want %v: %v, %v", escape, before, len(got), form, want, err, s.Err())
+			}
+		}
+	}
 }
 
 func BenchmarkSkip(b *testing.B) {

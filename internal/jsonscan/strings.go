@@ -22,8 +22,7 @@ const (
 func special(w uint64) uint64 {
 	quote := w ^ ones*'"'
 	slash := w ^ ones*'\\'
-	control := (w - ones*0x20) & ^w
-	return ((quote-ones)&^quote | (slash-ones)&^slash | control) & highs
+	return ((quote-ones)&^quote | (slash-ones)&^slash | controls(w)) & highs
 }
 
 // plain returns how many bytes at the start of p are nothing special, and the OR
@@ -59,14 +58,22 @@ func plain(p []byte) (n int, or uint64) {
 // none, and the OR of p's words as plain does.
 func control(p []byte) (at int, or uint64) {
 	rest := p
-	for len(rest) >= 32 {
-		a, b := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
-		c, d := binary.LittleEndian.Uint64(rest[16:]), binary.LittleEndian.Uint64(rest[24:])
-		if ((a-ones*0x20)&^a|(b-ones*0x20)&^b|(c-ones*0x20)&^c|(d-ones*0x20)&^d)&highs != 0 {
+	for len(rest) >= 64 {
+		block := rest[:64]
+		a, b := binary.LittleEndian.Uint64(block), binary.LittleEndian.Uint64(block[8:])
+		c, d := binary.LittleEndian.Uint64(block[16:]), binary.LittleEndian.Uint64(block[24:])
+		e, f := binary.LittleEndian.Uint64(block[32:]), binary.LittleEndian.Uint64(block[40:])
+		g, h := binary.LittleEndian.Uint64(block[48:]), binary.LittleEndian.Uint64(block[56:])
+		all := a | b | c | d | e | f | g | h
+		// Of bytes that are ASCII, adding 0x60 carries all but control characters beyond it.
+		beyond := (a + ones*0x60) & (b + ones*0x60) & (c + ones*0x60) & (d + ones*0x60) &
+			(e + ones*0x60) & (f + ones*0x60) & (g + ones*0x60) & (h + ones*0x60)
+		if beyond&^all&highs != highs &&
+			(controls(a)|controls(b)|controls(c)|controls(d)|controls(e)|controls(f)|controls(g)|controls(h))&highs != 0 {
 			break
 		}
-		or |= a | b | c | d
-		rest = rest[32:]
+		or |= all
+		rest = rest[64:]
 	}
 	for i, b := range rest {
 		if b < 0x20 {
@@ -76,6 +83,9 @@ func control(p []byte) (at int, or uint64) {
 	}
 	return -1, or
 }
+
+// controls marks the control characters of w as special does.
+func controls(w uint64) uint64 { return (w - ones*0x20) &^ w }
 
 // dense is how far a string is read word by word after something special, before
 // the next such byte is looked for at the speed of memory.
@@ -123,19 +133,84 @@ func (s *Scanner) str() (raw []byte, f Form) {
 			return raw, f
 		case data[i] < 0x20:
 			s.pos = i
-			s.fail(errors.New("control character in a string"))
+			s.fail(errControl)
 			return nil, 0
 		}
 		for f |= Escaped; i < len(data) && data[i] == '\\'; {
 			n := escapeLen(data[i:])
 			if n == 0 {
 				s.pos = i
-				s.fail(errors.New("bad escape in a string"))
+				s.fail(errEscape)
 				return nil, 0
 			}
 			i += n
 		}
 	}
+}
+
+// pieceSize is so much of a string that it is still in the processor's nearest caches
+// when it has been checked.
+const pieceSize = 16 << 10
+
+// Pieces checks the inside of a string that [Scanner.Span] has returned, less its
+// quotes, and hands it out piece by piece. No piece ends within an escape.
+func Pieces(raw []byte, take func(piece []byte, f Form)) error {
+	for off := 0; off < len(raw); {
+		rest := raw[off:]
+		n, f, err := inside(rest[:min(pieceSize, len(rest))], len(rest) <= pieceSize)
+		if err != nil {
+			return err
+		}
+		take(rest[:n], f)
+		off += n
+	}
+	return nil
+}
+
+var (
+	errControl = errors.New("control character in a string")
+	errEscape  = errors.New("bad escape in a string")
+)
+
+// inside returns how much of p can stand in a string: all of it, less a part of an
+// escape at its end unless that is the string's last piece.
+func inside(p []byte, last bool) (i int, f Form, err error) {
+	or := uint64(0)
+	for i < len(p) {
+		n, o := plain(p[i:min(i+dense, len(p))])
+		i, or = i+n, or|o
+		if n == dense {
+			end := len(p)
+			if slash := bytes.IndexByte(p[i:], '\\'); slash >= 0 {
+				end = i + slash
+			}
+			at, o := control(p[i:end])
+			or |= o
+			if at >= 0 {
+				end = i + at
+			}
+			i = end
+		}
+		if i < len(p) && p[i] != '\\' {
+			return i, f, errControl
+		}
+		for i < len(p) && p[i] == '\\' {
+			n := escapeLen(p[i:])
+			if n == 0 && !last && len(p)-i < len(`\u0000`) {
+				p = p[:i]
+				break
+			}
+			if n == 0 {
+				return i, f, errEscape
+			}
+			f |= Escaped
+			i += n
+		}
+	}
+	if or&highs != 0 {
+		f |= BeyondASCII
+	}
+	return i, f, nil
 }
 
 // escapeLen returns the length of the escape that begins b, or 0 if it is not one.

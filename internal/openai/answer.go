@@ -2,6 +2,8 @@ package openai
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math/bits"
 
 	"github.com/warmpath/warmpath/internal/jsonscan"
 )
@@ -42,52 +44,90 @@ func Plain(data []byte) bool {
 		return false
 	}
 	generated := false
-	for rest := data; ; {
-		i := bytes.IndexByte(rest, '"')
-		if i < 0 || i+1 == len(rest) {
-			return generated && !bytes.Contains(data, letter)
+	at := 0
+	for ; at+8 <= len(data); at += 8 {
+		w := binary.LittleEndian.Uint64(data[at:]) ^ quotes
+		// A byte that was a quote is marked; of those above it, one may be that was none.
+		for marks := (w - ones) &^ w & (ones << 7); marks != 0; marks &= marks - 1 {
+			switch tells(data[at+bits.TrailingZeros64(marks)/8:]) {
+			case tellsMore:
+				return false
+			case tellsContent:
+				generated = true
+			}
 		}
-		rest = rest[i+1:]
-		more, member := "", ""
-		switch rest[0] {
-		case 'u':
-			more = `usage"`
-		case 'e':
-			more = `error"`
-		case 'a':
-			more, member = `abort"`, `arguments"`
-		case 'c':
-			member = `content"`
-		case 'd':
-			member = `delta"`
-		case 'm':
-			more = `message_stop"`
-		case 'p':
-			member = `partial_json"`
-		case 'r':
-			if more, member = `response"`, `reasoning"`; begins(rest, `reasoning_`) {
-				member = `reasoning_content"`
-			}
-		case 't':
-			if begins(rest, `type"`) {
-				if !bytes.HasSuffix(text(rest[len(`type"`):]), deltas) {
-					return false
-				}
-				continue
-			}
-			if member = `text"`; begins(rest, `th`) {
-				member = `thinking"`
-			}
-		default:
-			continue
-		}
-		if more != "" && begins(rest, more) {
+	}
+	for ; at < len(data); at++ {
+		switch tells(data[at:]) {
+		case tellsMore:
 			return false
-		}
-		if member != "" && begins(rest, member) && len(text(rest[len(member):])) > 0 {
+		case tellsContent:
 			generated = true
 		}
 	}
+	return generated && !bytes.Contains(data, letter)
+}
+
+const (
+	ones   = 0x0101010101010101
+	quotes = ones * '"'
+)
+
+// told is what a quoted word tells of its event.
+type told int8
+
+const (
+	tellsNothing told = iota
+	tellsContent      // something was generated
+	tellsMore         // it must be read
+)
+
+// tells looks at the word behind the quote with which b begins, if it does.
+func tells(b []byte) told {
+	if len(b) < 2 || b[0] != '"' {
+		return tellsNothing
+	}
+	b = b[1:]
+	word, member := "", ""
+	switch b[0] {
+	case 'u':
+		word = `usage"`
+	case 'e':
+		word = `error"`
+	case 'a':
+		word, member = `abort"`, `arguments"`
+	case 'c':
+		member = `content"`
+	case 'd':
+		member = `delta"`
+	case 'm':
+		word = `message_stop"`
+	case 'p':
+		member = `partial_json"`
+	case 'r':
+		if word, member = `response"`, `reasoning"`; begins(b, `reasoning_`) {
+			member = `reasoning_content"`
+		}
+	case 't':
+		if begins(b, `type"`) {
+			if bytes.HasSuffix(text(b[len(`type"`):]), deltas) {
+				return tellsNothing
+			}
+			return tellsMore
+		}
+		if member = `text"`; begins(b, `th`) {
+			member = `thinking"`
+		}
+	default:
+		return tellsNothing
+	}
+	switch {
+	case word != "" && begins(b, word):
+		return tellsMore
+	case member != "" && begins(b, member) && len(text(b[len(member):])) > 0:
+		return tellsContent
+	}
+	return tellsNothing
 }
 
 var (

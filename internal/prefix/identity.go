@@ -78,8 +78,11 @@ func (p *Prompt) Reset() {
 }
 
 // check keeps the error of a scanner that has walked a value to its end.
-func (p *Prompt) check(s *jsonscan.Scanner) {
-	if err := s.End(); err != nil && p.err == nil {
+func (p *Prompt) check(s *jsonscan.Scanner) { p.fail(s.End()) }
+
+// fail keeps the first error.
+func (p *Prompt) fail(err error) {
+	if p.err == nil {
 		p.err = err
 	}
 }
@@ -287,22 +290,21 @@ var billingHeader = []byte("x-anthropic-billing-header")
 // and a single text part are the same prompt.
 func (p *Prompt) content(value []byte, system bool) {
 	s := jsonscan.New(value)
-	if s.Kind() == jsonscan.Array {
-		for s.Enter(); s.Element(); {
-			p.part(s.Span(), system)
-		}
-	} else {
+	if s.Kind() != jsonscan.Array {
+		p.part(value, system)
+		return
+	}
+	for s.Enter(); s.Element(); {
 		p.part(s.Span(), system)
 	}
 	p.check(&s)
 }
 
-// text writes the string that a text part, or a content, is.
+// text writes the string that a text part, or a content, is: a span of the body.
 func (p *Prompt) text(value []byte, system bool) {
-	s := jsonscan.New(value)
-	raw, form := s.Str()
-	p.check(&s)
+	raw := value[1 : len(value)-1]
 	if system && bytes.HasPrefix(raw, billingHeader) {
+		p.fail(jsonscan.Pieces(raw, func([]byte, jsonscan.Form) {}))
 		_, rest, found := bytes.Cut(raw, []byte(`\n`))
 		if !found {
 			return
@@ -310,7 +312,7 @@ func (p *Prompt) text(value []byte, system bool) {
 		raw = rest
 	}
 	p.builder.tag(tagText)
-	p.builder.text(raw, form)
+	p.fail(jsonscan.Pieces(raw, p.builder.text))
 }
 
 // part writes one content part. Only a text part's text reaches the prompt; an

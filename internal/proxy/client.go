@@ -80,8 +80,7 @@ func (p *Proxy) allowWrite(w http.ResponseWriter) {
 
 // allow gives the client time to take what comes next: the whole time, or at least
 // three quarters of it, since the deadline is not moved for every event.
-func (x *exchange) allow() {
-	now := time.Now()
+func (x *exchange) allow(now time.Time) {
 	if x.p.cfg.WriteTimeout > 0 && (multiplexed(x.r) || now.Sub(x.allowed) > x.p.cfg.WriteTimeout/4) {
 		x.allowed = now
 		_ = x.control.SetWriteDeadline(now.Add(x.p.cfg.WriteTimeout)) // without one, it waits
@@ -110,9 +109,10 @@ func (x *exchange) dropBody() {
 	}
 }
 
-// write gives the client a piece of the answer.
-func (x *exchange) write(piece []byte, flush bool) error {
-	x.allow()
+// write gives the client a piece of the answer, at the time that is now.
+func (x *exchange) write(piece []byte, flush bool, now time.Time) error {
+	x.allow(now)
+	x.headHeld = false
 	x.attempt.heard.Store(0) // it is the client who is waited for
 	if !x.attempt.spent.Swap(true) {
 		x.dropBody() // it will not be sent again

@@ -7,9 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/http/httptrace"
+	"net/url"
 	"runtime/debug"
 	"strconv"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/warmpath/warmpath/internal/prefix"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/upstream"
 )
 
 // exchange is one request and its answer. It is used for one after another; what
@@ -55,10 +55,11 @@ type exchange struct {
 	arrived, read, chosen time.Time
 	sent                  time.Time
 	connected             time.Duration // since chosen; 0 before there is a connection
-	reused                bool          // the connection had carried a request before
+	out                   upstream.Request
 	attempts              int
 	allowed               time.Time // when the client was last given time for a write
 	status                int       // sent to the client, 0 if none was
+	headHeld              bool      // in memory, to go out with what comes next
 	err                   error     // for the log
 }
 
@@ -66,6 +67,7 @@ func newExchange(p *Proxy) *exchange {
 	x := &exchange{p: p}
 	x.attempt.x = x
 	x.meter.scanner.OnData = x.meter.event
+	x.out.Header, x.out.Connected = http.Header{}, x.onConnection
 	return x
 }
 
@@ -148,9 +150,12 @@ func (x *exchange) end() {
 	clear(tried)
 	x.w, x.r, x.control, x.access, x.model, x.target = nil, nil, nil, nil, nil, nil
 	x.openai = openai.Request{}
+	x.out.Body, x.out.Hold = nil, nil
+	clear(x.out.Header)
 	x.req = router.Request{Tried: tried[:0]}
 	x.read, x.chosen, x.sent = time.Time{}, time.Time{}, time.Time{}
-	x.attempts, x.connected, x.reused, x.desperate, x.status, x.err, x.policy = 0, 0, false, false, 0, nil, ""
+	x.attempts, x.connected, x.desperate = 0, 0, false
+	x.status, x.headHeld, x.err, x.policy = 0, false, nil, ""
 	x.prompt.Reset()
 	x.meter.reset()
 	x.unasked.reset()
@@ -172,7 +177,7 @@ func (x *exchange) tell(reason string, e *openai.Error) {
 	x.err, e.Endpoint = e, formOf(x.r)
 	if x.status != 0 {
 		x.p.metrics.Refusal(reason)
-		_ = x.write(e.Event(x.endpoint), true) // the client has gone if this fails
+		_ = x.write(e.Event(x.endpoint), true, time.Now()) // the client has gone if this fails
 		return
 	}
 	x.status = e.Status
@@ -187,6 +192,9 @@ const statusClientGone = 499
 func (x *exchange) readBody() bool {
 	var err error
 	x.upload = upload{from: x.r.Body, control: x.control, timeout: x.p.cfg.UploadTimeout}
+	if !multiplexed(x.r) && x.r.ContentLength != 0 {
+		x.upload.until = x.arrived.Add(x.upload.timeout) // by Handler
+	}
 	x.body, err = x.p.buffers.readBody(&x.upload, x.r.ContentLength, x.p.cfg.MaxBodyBytes)
 	x.upload.done(err == nil)
 	x.read = time.Now()
@@ -326,7 +334,7 @@ func (x *exchange) choosePolicy() bool {
 // choose takes a lease on a replica for the next attempt.
 func (x *exchange) choose() bool {
 	x.chosen = time.Now()
-	x.connected, x.reused = 0, false
+	x.connected = 0
 	x.meter.restart()
 	lease, err := x.p.router.Acquire(&x.req, x.chosen)
 	overload := (*router.OverloadError)(nil)
@@ -357,81 +365,51 @@ func (x *exchange) choose() bool {
 }
 
 // send makes the attempt: it returns the answer's head.
-func (x *exchange) send() (*http.Response, error) {
+func (x *exchange) send() (*upstream.Response, error) {
 	rep := x.lease.Replica()
 	x.startAttempt()
 	ctx := x.p.watch.begin(x.r.Context(), &x.attempt)
-	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: x.gotConn})
-	resp, err := x.p.transport.RoundTrip(x.outgoing(traced, rep))
-	for x.reused && unsent(err) && ctx.Err() == nil {
-		resp, err = x.p.transport.RoundTrip(x.outgoing(traced, rep))
-	}
+	x.prepare(rep)
+	resp, err := x.p.host(rep).Do(ctx, &x.out)
 	x.sent = time.Now()
-	if err == nil && resp.StatusCode < 200 {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("status %d, which ends no request", resp.StatusCode)
+	if err == nil && resp.Status < 200 {
+		resp.Close()
+		return nil, fmt.Errorf("status %d, which ends no request", resp.Status)
 	}
 	x.attempt.begun.Store(err == nil)
 	x.p.watch.hears(&x.attempt)
-	return resp, discreet(x.attempt.cause(err))
+	return resp, x.attempt.cause(err)
 }
 
-// unsent reports whether a request could not be written whole. On a kept
-// connection that means that the replica has just closed it. The transport takes
-// the failure for the body's own and does not try the next connection, as it does
-// when reading fails (golang/go#22158).
-func unsent(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "write"
-}
-
-// gotConn is called, within RoundTrip, when the attempt has a connection.
-func (x *exchange) gotConn(info httptrace.GotConnInfo) {
+// onConnection is called when the attempt has a connection, and again if that was lost.
+func (x *exchange) onConnection(bool) {
 	if x.connected == 0 {
 		x.connected = max(1, time.Since(x.chosen))
 	}
-	x.reused = info.Reused
 }
 
-// outgoing makes the request to a replica: the client's, byte for byte, without
+// prepare makes the request to a replica: the client's, byte for byte, without
 // what concerns only its connection to the gateway.
-func (x *exchange) outgoing(ctx context.Context, rep *replica.Replica) *http.Request {
-	u := *rep.URL
-	u.Path, u.RawPath, u.RawQuery = rep.URL.Path+x.r.URL.Path, "", x.r.URL.RawQuery
+func (x *exchange) prepare(rep *replica.Replica) {
+	u := url.URL{Path: rep.URL.Path + x.r.URL.Path, RawQuery: x.r.URL.RawQuery}
 	if x.r.URL.RawPath != "" {
 		u.RawPath = rep.URL.EscapedPath() + x.r.URL.RawPath
 	}
-	header := make(http.Header, len(x.r.Header)+3)
+	header := x.out.Header
+	clear(header)
 	copyHeader(header, x.r.Header)
-	for _, name := range [...]string{"Expect", HeaderPolicy} {
+	for _, name := range [...]string{"Content-Length", "Expect", HeaderPolicy} {
 		delete(header, name)
 	}
 	x.access.authorize(header)
 	header["Accept-Encoding"] = identity
 	header[headerRequestID] = []string{x.id}
-	// A POST is not sent again on a fresh connection when a kept one turns out to be
-	// closed, unless it is declared repeatable. An empty list declares it without
-	// sending anything. Until a byte of the answer has come, a completion is.
-	if _, ok := header["Idempotency-Key"]; !ok {
-		header["Idempotency-Key"] = nil
-	}
-	if _, ok := header["User-Agent"]; !ok {
-		header["User-Agent"] = nil // else net/http puts its own
-	}
 	x.inject(header)
 	if rep.Rank >= 0 {
 		header[headerRank] = []string{strconv.Itoa(rep.Rank)}
 	}
-	out := &http.Request{
-		Method: x.r.Method, URL: &u, Host: u.Host, Header: header,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-	}
-	if len(x.body.data) > 0 {
-		out.ContentLength = int64(len(x.body.data))
-		out.Body = x.body.reader()
-		out.GetBody = x.body.getBody
-	}
-	return out.WithContext(ctx)
+	x.out.Method, x.out.Target, x.out.Host = x.r.Method, u.RequestURI(), rep.URL.Host
+	x.out.Body, x.out.Hold = x.body.data, x.body.use
 }
 
 var identity = []string{"identity"}

@@ -2,12 +2,8 @@ package proxy
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
-	"io"
 	"mime/multipart"
 	"net/http"
-	"net/textproto"
 	"strings"
 	"testing"
 )
@@ -43,22 +39,6 @@ func FuzzRequestID(f *testing.F) {
 			t.Errorf("%q is fine: %v, and became %q", id, isID(id), got)
 		}
 	})
-}
-
-func TestErrorsOfATransportAreToldWithoutWhatTheyQuote(t *testing.T) {
-	f := func(err error, want string) {
-		t.Helper()
-		got := discreet(err)
-		if got.Error() != want || !errors.Is(got, err) {
-			t.Errorf("%v became %v", err, got)
-		}
-	}
-	f(io.ErrUnexpectedEOF, "unexpected EOF")
-	f(fmt.Errorf("malformed HTTP response %q", "SECRET"), "malformed HTTP response")
-	f(fmt.Errorf("read: %w", textproto.ProtocolError("malformed MIME header line: SECRET")), "the replica's answer has a malformed header")
-	if discreet(nil) != nil {
-		t.Error("no error became one")
-	}
 }
 
 func TestWhatAClientMadeUpIsShownInPart(t *testing.T) {

@@ -112,8 +112,8 @@ func delayed(t *testing.T) map[string]float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dial := p.transport.DialContext
-	p.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+	dial := p.upstream.Dial
+	p.upstream.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		time.Sleep(phases["connect"])
 		return dial(ctx, network, addr)
 	}

@@ -74,17 +74,17 @@ func (m *meter) begin(x *exchange, status int, stream bool) {
 	m.batch = len(x.prompt.Chains) > 1
 }
 
-// take reads a piece of the answer.
-func (m *meter) take(piece []byte) {
-	if !m.reads || len(piece) == 0 {
-		return
-	}
-	if m.stream {
-		m.now = time.Now()
+// take reads a piece of the answer, and returns when it came: now.
+func (m *meter) take(piece []byte) time.Time {
+	m.now = time.Now()
+	switch {
+	case !m.reads || len(piece) == 0:
+	case m.stream:
 		m.scanner.Feed(piece)
-	} else if m.whole.Len()+len(piece) <= answerLimit {
+	case m.whole.Len()+len(piece) <= answerLimit:
 		m.whole.Write(piece)
 	}
+	return m.now
 }
 
 // event reads an event of a stream.

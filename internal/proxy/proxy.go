@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/trace"
+	"github.com/warmpath/warmpath/internal/upstream"
 )
 
 // Config is the settings of a [Proxy].
@@ -125,33 +127,36 @@ const (
 
 // Proxy answers clients. Make it with [New]; it is safe for concurrent use.
 type Proxy struct {
-	cfg       Config
-	log       *slog.Logger
-	pool      *replica.Pool
-	router    *router.Router
-	metrics   *metrics.Metrics
-	transport *http.Transport
-	policy    string // the default one's name
-	policies  map[string]router.Policy
-	shadow    *metrics.Shadow // nil without a shadow policy
-	tracer    *trace.Tracer   // nil for no spans
-	access    atomic.Pointer[access]
+	cfg      Config
+	log      *slog.Logger
+	pool     *replica.Pool
+	router   *router.Router
+	metrics  *metrics.Metrics
+	upstream upstream.Client
+	policy   string // the default one's name
+	policies map[string]router.Policy
+	shadow   *metrics.Shadow // nil without a shadow policy
+	tracer   *trace.Tracer   // nil for no spans
+	access   atomic.Pointer[access]
 
-	watch       watch
-	budget      *budget
-	inFlight    atomic.Int64
-	connections atomic.Int64
+	watch    watch
+	budget   *budget
+	inFlight atomic.Int64
+	hosts    hosts
 
 	tables  tables
 	buffers buffers
 	spare   sync.Pool // of *exchange
-	copies  copies
 }
 
 // idleConnection is below the 5 s after which vLLM's server closes a connection
 // that is not in use (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): a request sent on one that
 // is just being closed would be lost.
 const idleConnection = 4 * time.Second
+
+// keepAlive is the time between two signs of life on a silent connection: a host
+// that has vanished is found out during a long prefill too.
+const keepAlive = 30 * time.Second
 
 // New returns a proxy to the pool's replicas, of which the router chooses.
 func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *router.Router, m *metrics.Metrics) (*Proxy, error) {
@@ -160,19 +165,14 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 	}
 	p := &Proxy{
 		cfg: cfg, log: log, pool: pool, router: r, metrics: m, policy: policy, policies: map[string]router.Policy{}, budget: newBudget(cfg.RetryBudget),
-		transport: &http.Transport{
-			MaxIdleConnsPerHost:   1024,
-			IdleConnTimeout:       idleConnection,
-			DisableCompression:    true, // what the engine sends is what the client gets
-			ExpectContinueTimeout: time.Second,
-			WriteBufferSize:       6 << 10, // a prompt of a page goes out with its head in one piece
-			ReadBufferSize:        2 << 10, // longer pieces pass it by
-			Protocols:             http1(),
-			TLSClientConfig:       pool.TLS(),
-			TLSHandshakeTimeout:   cfg.ConnectTimeout,
+		upstream: upstream.Client{
+			Dial:             (&net.Dialer{Timeout: cfg.ConnectTimeout, KeepAlive: keepAlive}).DialContext,
+			TLS:              pool.TLS(),
+			HandshakeTimeout: cfg.ConnectTimeout,
+			IdleTimeout:      idleConnection,
+			MaxIdle:          1024,
 		},
 	}
-	p.transport.DialContext = dial(cfg.ConnectTimeout, &p.connections)
 	p.buffers.limit = cfg.MaxBufferedBytes
 	p.watch.headerTimeout, p.watch.eventTimeout, p.watch.began = cfg.HeaderTimeout, cfg.EventTimeout, time.Now()
 	p.watch.tick()
@@ -189,13 +189,6 @@ func New(cfg Config, policy string, log *slog.Logger, pool *replica.Pool, r *rou
 	}
 	p.spare.New = func() any { return newExchange(p) }
 	return p, nil
-}
-
-// http1 is all that vLLM's server speaks.
-func http1() *http.Protocols {
-	p := new(http.Protocols)
-	p.SetHTTP1(true)
-	return p
 }
 
 // Run looks after the requests under way until ctx ends.
@@ -219,11 +212,11 @@ type Load struct {
 
 // Load returns what the proxy holds now.
 func (p *Proxy) Load() Load {
-	return Load{InFlight: p.inFlight.Load(), BufferedBytes: p.buffers.used.Load(), Connections: p.connections.Load(), RetryBudget: p.budget.remaining()}
+	return Load{InFlight: p.inFlight.Load(), BufferedBytes: p.buffers.used.Load(), Connections: p.upstream.Open(), RetryBudget: p.budget.remaining()}
 }
 
 // Close drops the idle connections to replicas.
-func (p *Proxy) Close() { p.transport.CloseIdleConnections() }
+func (p *Proxy) Close() { p.hosts.close() }
 
 // passed are the endpoints whose bodies are only looked at for their model.
 var passed = []string{

@@ -5,83 +5,91 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/upstream"
 )
 
 // relay carries the answer to the client as it comes, and ends the lease. It fails
 // if nothing of the answer has reached the client, so that another replica may be
-// asked; then the lease goes on.
-func (x *exchange) relay(resp *http.Response) error {
-	defer resp.Body.Close()
+// asked; then the lease goes on. What has come by now goes out in one piece: a stream's
+// head with the first event, and its last event with the end.
+func (x *exchange) relay(resp *upstream.Response) error {
+	defer resp.Close()
 	stream := isEventStream(resp.Header)
-	if turnsAway(resp.StatusCode) && x.another() {
-		return &turnedAway{status: resp.StatusCode, retryAfter: retryAfter(resp.Header)}
+	if turnsAway(resp.Status) && x.another() {
+		return &turnedAway{status: resp.Status, retryAfter: retryAfter(resp.Header)}
 	}
-	if x.status != 0 && (resp.StatusCode != http.StatusOK || !stream || resp.Header.Get("Content-Encoding") != "") {
-		return &turnedAway{status: resp.StatusCode, retryAfter: retryAfter(resp.Header), misfit: true}
+	if x.status != 0 && (resp.Status != http.StatusOK || !stream || resp.Header.Get("Content-Encoding") != "") {
+		return &turnedAway{status: resp.Status, retryAfter: retryAfter(resp.Header), misfit: true}
 	}
 	x.err = nil // that of an attempt before
-	x.meter.begin(x, resp.StatusCode, stream)
+	x.meter.begin(x, resp.Status, stream)
 	x.meter.retryAfter = retryAfter(resp.Header)
 	x.unasked.restart()
 
-	buf := x.p.copies.get(stream)
-	defer x.p.copies.put(buf, stream)
-	n, err := 0, error(nil)
-	if !stream {
-		n, err = x.readFirst(resp, *buf)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return x.over(err, stream)
-		}
-	} else { // the head goes out at once, since the first event may be long in coming
-		x.writeHead(resp, stream)
-		n, err = resp.Body.Read(*buf)
+	var piece []byte
+	var err error
+	if stream { // the head goes out at once if the first event may be long in coming
+		x.writeHead(resp, !resp.Ready())
+		piece, err = resp.Next()
+	} else if piece, err = x.readFirst(resp); err != nil && !errors.Is(err, io.EOF) {
+		return x.over(err, stream)
 	}
-	x.meter.take((*buf)[:n])
+	now := x.meter.take(piece)
 	if x.meter.spoiled(err) && x.another() {
 		return &turnedAway{status: http.StatusOK}
 	}
 	if !stream {
-		x.writeHead(resp, stream)
+		x.writeHead(resp, false)
 	}
 	for {
-		piece := (*buf)[:n]
+		ended := errors.Is(err, io.EOF)
 		if stream {
 			piece = x.unasked.pass(piece)
-		}
-		if errors.Is(err, io.EOF) && stream {
-			piece = append(piece, x.unasked.rest()...)
+			if ended {
+				piece = append(piece, x.unasked.rest()...)
+			}
 		}
 		if len(piece) > 0 {
-			if err := x.write(piece, stream); err != nil {
+			if err := x.write(piece, stream && !ended, now); err != nil {
 				x.left(err)
 				return nil
 			}
+		} else if stream && !ended {
+			x.flushHead() // what came with it is held back
+		}
+		if ended {
+			resp.Close() // before the attempt's end, which would break its connection off
 		}
 		if err != nil {
 			return x.over(err, stream)
 		}
-		n, err = resp.Body.Read(*buf)
-		x.meter.take((*buf)[:n])
+		piece, err = resp.Next()
+		now = x.meter.take(piece)
 	}
 }
 
+// shortAnswer is the longest answer that is read whole before any of it is passed on.
+const shortAnswer = 32 << 10
+
 // readFirst reads the beginning of an answer that is not streamed: the whole of one
 // that is known to be short, so that another replica can be asked if it breaks off.
-func (x *exchange) readFirst(resp *http.Response, buf []byte) (n int, err error) {
-	if resp.ContentLength >= 0 && resp.ContentLength <= int64(len(buf)) {
-		if n, err = io.ReadFull(resp.Body, buf[:resp.ContentLength]); err == nil {
-			err = io.EOF
-		}
-		return n, err
+func (x *exchange) readFirst(resp *upstream.Response) ([]byte, error) {
+	first, err := resp.Next()
+	if err != nil || resp.Length < 0 || resp.Length > shortAnswer {
+		return first, err
 	}
-	for n == 0 && err == nil {
-		n, err = resp.Body.Read(buf)
+	whole := append(make([]byte, 0, resp.Length), first...)
+	for err == nil {
+		var piece []byte
+		piece, err = resp.Next()
+		whole = append(whole, piece...)
 	}
-	return n, err
+	return whole, err
 }
 
 // left ends an exchange whose client takes no more of its answer.
@@ -102,7 +110,7 @@ func (x *exchange) over(err error, stream bool) error {
 		x.finish(router.Canceled)
 		return nil
 	}
-	err = discreet(x.attempt.cause(err))
+	err = x.attempt.cause(err)
 	if !x.attempt.spent.Load() {
 		return err
 	}
@@ -129,15 +137,17 @@ func (x *exchange) whole(stream bool) error {
 	default:
 		x.cutOff(errUnfinished, stream)
 	}
-	x.allow() // for what net/http writes last
+	x.allow(time.Now()) // for what net/http writes last
 	return nil
 }
 
-// writeHead sends the answer's status and headers; of a stream at once, since the
-// first event may be long in coming.
-func (x *exchange) writeHead(resp *http.Response, stream bool) {
-	if x.status != 0 {
-		return // that of an attempt before will do: nothing of its answer came
+// writeHead sends the answer's status and headers: at once, or with what is written next.
+func (x *exchange) writeHead(resp *upstream.Response, atOnce bool) {
+	if x.status != 0 { // that of an attempt before will do: nothing of its answer came
+		if atOnce {
+			x.flushHead()
+		}
+		return
 	}
 	h := x.w.Header()
 	connection, ours := h["Connection"]
@@ -145,7 +155,7 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 	if ours {
 		h["Connection"] = connection // the gateway's own word to its client
 	}
-	x.status = resp.StatusCode
+	x.status = resp.Status
 	rep := x.lease.Replica()
 	h[HeaderReplica] = []string{rep.ID}
 	if _, ok := h[headerRequestID]; !ok {
@@ -156,7 +166,7 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 		h[HeaderReason] = []string{x.lease.Why().String()}
 		h[HeaderPredicted] = []string{strconv.Itoa(cached) + "/" + strconv.Itoa(prompt)}
 	}
-	if stream { // so that no proxy in front holds events back
+	if x.meter.stream { // so that no proxy in front holds events back
 		if _, ok := h["Cache-Control"]; !ok {
 			h["Cache-Control"] = noCache
 		}
@@ -164,12 +174,21 @@ func (x *exchange) writeHead(resp *http.Response, stream bool) {
 			h["X-Accel-Buffering"] = noBuffering
 		}
 	}
-	x.allow()
-	x.w.WriteHeader(resp.StatusCode)
-	if stream {
-		x.w.(http.Flusher).Flush()
+	x.allow(time.Now())
+	x.w.WriteHeader(resp.Status)
+	x.headHeld = true
+	if atOnce {
+		x.flushHead()
 	}
 	x.rest()
+}
+
+// flushHead sends the answer's head if that waits for what is written next.
+func (x *exchange) flushHead() {
+	if x.headHeld {
+		x.headHeld = false
+		_ = x.control.Flush() // the next write tells
+	}
 }
 
 var noCache, noBuffering = []string{"no-cache"}, []string{"no"}
@@ -202,5 +221,5 @@ func (x *exchange) cutOff(err error, stream bool) {
 	if within {
 		event = append([]byte("\n\n"), event...)
 	}
-	_ = x.write(event, true) // the client has gone if this fails
+	_ = x.write(event, true, time.Now()) // the client has gone if this fails
 }

@@ -227,6 +227,9 @@ const paceMemory = 30 * time.Second
 // steadyPace returns the pace, drawn towards the fleet's by the noise of samples
 // and by their age.
 func (s *slot) steadyPace(fleet float64, now time.Time) float64 {
+	if within := s.pace / fleet; within <= paceNoise && within >= 1/paceNoise {
+		return fleet // it only comes nearer
+	}
 	away := math.Log(s.pace / fleet)
 	away *= math.Exp2(-now.Sub(s.sampled).Seconds() / paceMemory.Seconds())
 	return fleet * math.Exp(math.Copysign(max(0, math.Abs(away)-math.Log(paceNoise)), away))
@@ -239,16 +242,23 @@ func (s *slot) reserve(work float64, now time.Time) {
 }
 
 func (s *slot) loadAt(now time.Time) float64 {
+	if s.load == 0 {
+		return 0
+	}
 	return s.load * math.Exp(-now.Sub(s.loaded).Seconds()/loadMemory)
 }
 
 // count brings the average of requests in flight up to now. It is called before
 // their number changes.
 func (s *slot) count(now time.Time) {
-	if dt := now.Sub(s.counted).Seconds(); dt > 0 {
-		s.busy += (1 - math.Exp(-dt/loadMemory)) * (float64(s.queued+s.decoding) - s.busy)
-		s.counted = now
+	dt := now.Sub(s.counted).Seconds()
+	if dt <= 0 {
+		return
 	}
+	if inFlight := float64(s.queued + s.decoding); s.busy != inFlight {
+		s.busy += (1 - math.Exp(-dt/loadMemory)) * (inFlight - s.busy)
+	}
+	s.counted = now
 }
 
 // penalize adds seconds to the replica's cost for a while.

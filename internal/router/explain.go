@@ -84,7 +84,7 @@ func (r *Router) describe(d *Decision, c *choice, req *Request, now time.Time) {
 		Tokens: c.total, Weight: c.fleet.weight(), Load: c.fleet.Load, Slack: c.fleet.Slack, Candidates: len(r.chosen),
 	}
 	for i := range r.chosen {
-		if i != c.index {
+		if i != c.index && !d.dearer(c.fleet.cost(&r.candidates[i], d.Weight), maxCosts-1) {
 			d.keep(r.costOf(&c.fleet, i, d.Weight), maxCosts-1)
 		}
 	}
@@ -99,14 +99,17 @@ func (r *Router) costOf(f *Fleet, i int, weight float64) CandidateCost {
 	}
 }
 
+// dearer reports whether n that cost no more than total are kept already.
+func (d *Decision) dearer(total float64, n int) bool {
+	return d.kept >= n && d.costs[d.kept-1].Total <= total
+}
+
 // keep puts a cost among the cheapest n.
 func (d *Decision) keep(c CandidateCost, n int) {
-	if d.kept >= n {
-		if d.costs[d.kept-1].Total <= c.Total {
-			return
-		}
-		d.kept--
+	if d.dearer(c.Total, n) {
+		return
 	}
+	d.kept = min(d.kept, n-1)
 	i := d.kept
 	for d.kept++; i > 0 && d.costs[i-1].Total > c.Total; i-- {
 		d.costs[i] = d.costs[i-1]

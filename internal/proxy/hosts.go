@@ -10,21 +10,35 @@ import (
 // hosts are the replicas as servers, by slot. A reader takes no lock.
 type hosts struct {
 	mu sync.Mutex
-	table[*upstream.Host]
+	table[server]
+}
+
+// server is a replica that has or had a slot.
+type server struct {
+	of *replica.Replica
+	*upstream.Host
 }
 
 // host returns the server that a replica is.
 func (p *Proxy) host(r *replica.Replica) *upstream.Host {
-	if h := p.hosts.row(r.Slot); h != nil {
-		return h
+	if row := p.hosts.row(r.Slot); row.of == r {
+		return row.Host
 	}
 	p.hosts.mu.Lock()
 	defer p.hosts.mu.Unlock()
-	h := p.hosts.row(r.Slot)
-	if h == nil {
-		h = p.upstream.Host(r.URL)
-		p.hosts.set(r.Slot, h)
+	row := p.hosts.row(r.Slot)
+	if row.of == r {
+		return row.Host
 	}
+	h := p.upstream.Host(r.URL)
+	if r.Gone() { // the slot may be another's, and nobody will come for what is kept
+		h.Close()
+		return h
+	}
+	if row.of != nil {
+		row.Close()
+	}
+	p.hosts.set(r.Slot, server{r, h})
 	return h
 }
 
@@ -34,7 +48,7 @@ func (h *hosts) close() {
 	defer h.mu.Unlock()
 	if rows := h.rows.Load(); rows != nil {
 		for _, host := range *rows {
-			if host != nil {
+			if host.of != nil {
 				host.Close()
 			}
 		}

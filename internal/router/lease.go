@@ -198,6 +198,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 		s.gap += gapRate * (o.Gap.Seconds() - s.gap)
 	}
 	if o.End == Completed {
+		s.window.ended(l, o.CachedKnown)
 		l.learn(&o)
 	}
 	if o.Response != 0 {
@@ -244,7 +245,6 @@ func (l *Lease) learn(o *Outcome) {
 	}
 	l.tellPrompt(Event{Kind: Holds, Prompt: o.Prompt, Answer: answer})
 	if o.CachedKnown && !l.req.NoCache {
-		l.slot.window.told += float64(l.tokens)
 		l.compare(o, m, c)
 	}
 }

@@ -36,10 +36,22 @@ type window struct {
 	generation     uint16    // of the cache then
 
 	tokens, predicted float64 // of the prompts computed since, and of these believed to be cached
-	told              float64 // tokens of those whose answers told
+	told, untold      float64 // tokens of prompts whose answers ended since, by whether these told
 
 	gap    float64 // of the last window that could be judged
 	judged time.Time
+}
+
+// ended takes a request whose answer is over. It may have been computed in an earlier
+// window: that answers are long does not mean that they do not tell.
+func (w *window) ended(l *Lease, told bool) {
+	switch {
+	case l.req.NoCache:
+	case told:
+		w.told += float64(l.tokens)
+	default:
+		w.untold += float64(l.tokens)
+	}
 }
 
 // count takes a request whose prefill is over.
@@ -66,7 +78,7 @@ func (r *Router) Counted(rep *replica.Replica, f replica.Facts) {
 	case w.since.IsZero(), generation != w.generation, f.Prompt < w.prompt, f.Cached < w.cached:
 	case age < windowLeast, w.predicted < windowTokens && age < windowMost:
 		return
-	case w.predicted < windowTokens, 2*w.told > w.tokens, f.Prompt == w.prompt, f.Cached == 0: // the engine does not count them, or has no cache
+	case w.predicted < windowTokens, w.told >= w.untold, f.Prompt == w.prompt, f.Cached == 0: // the engine does not count them, or has no cache
 	default:
 		w.gap, w.judged = 1-(f.Cached-w.cached)/(f.Prompt-w.prompt)/(w.predicted/w.tokens), f.At
 		r.resize(rep.Slot, w.gap)

@@ -20,6 +20,7 @@ func TestCountersCorrectTheCapacityWhereAnswersDoNotTell(t *testing.T) {
 		tells   bool // answers do
 		blind   bool // it has no counter of cached tokens
 		restart bool // in the middle of the last window
+		long    int  // windows that an answer takes
 	}
 	f := func(name string, e engine, least, most float64, gap float64, known bool) {
 		t.Run(name, func(t *testing.T) {
@@ -28,6 +29,7 @@ func TestCountersCorrectTheCapacityWhereAnswersDoNotTell(t *testing.T) {
 			f.r.Told(rep, replica.Facts{BlockSize: 16, Blocks: blocks + nullBlocks})
 			system := text(200_000, 1)
 			prompt, cached := 0.0, 0.0
+			var open []func()
 			read := func() {
 				facts := replica.Facts{At: f.now, Prompt: prompt, Cached: cached}
 				if e.blind {
@@ -47,6 +49,10 @@ func TestCountersCorrectTheCapacityWhereAnswersDoNotTell(t *testing.T) {
 				if e.tells {
 					o.Prompt, o.Cached, o.CachedKnown = tokens, predicted, true
 				}
+				if e.long > 0 {
+					open = append(open, func() { l.Done(o, f.now) })
+					return
+				}
 				l.Done(o, f.now)
 			}
 			for i := range blocks * 16 / 50_000 * 5 { // it fills up
@@ -62,7 +68,16 @@ func TestCountersCorrectTheCapacityWhereAnswersDoNotTell(t *testing.T) {
 					f.r.Emptied(rep)
 				}
 				f.pass(e.every)
+				if w >= e.long { // the first answers end
+					for range min(4, len(open)) {
+						open[0]()
+						open = open[1:]
+					}
+				}
 				read()
+			}
+			for _, end := range open {
+				end()
 			}
 			f.idle()
 			st := f.r.States(f.now)[0]
@@ -85,6 +100,7 @@ func TestCountersCorrectTheCapacityWhereAnswersDoNotTell(t *testing.T) {
 	f("windows are not too short", engine{hit: .5, every: 2 * s, windows: 7}, 1, 1, 0, false)
 	f("short readings add up", engine{hit: .9, every: 3 * s, windows: 6}, .85, .91, .1, true)
 	f("answers tell", engine{hit: .5, every: 20 * s, windows: 3, tells: true}, .99, 1.2, 0, false)
+	f("answers tell, and take longer than a window", engine{hit: .5, every: 20 * s, windows: 5, tells: true, long: 2}, .99, 1.2, 0, false)
 	f("there is no such counter", engine{hit: .5, every: 20 * s, windows: 3, blind: true}, 1, 1, 0, false)
 	f("a restart within", engine{hit: .5, every: 20 * s, windows: 1, restart: true}, 1, 1, 0, false)
 }

@@ -453,8 +453,8 @@ func TestAnAnswerIsJudgedByTheUseBeforeItsRequest(t *testing.T) {
 			used := x.Reserve(c, 0, 1)
 			others(x, c)
 			x.Held(0, used)
-			if got := x.Capacity(0); got != 1020 {
-				t.Errorf("capacity %d after the oldest was found, want 1020", got)
+			if got := x.Capacity(0); got != 1010 {
+				t.Errorf("capacity %d after the oldest was found, want 1010", got)
 			}
 			x.Shortfall(0, used)
 			if got := x.heldBy(chainOf(16, 100, 7), 0); got != 2 || x.heldBy(c, 0) != 2 {

@@ -36,7 +36,7 @@ test: ## every test, with the race detector, and each fuzz test for 2 s
 	$(if $(RACE),,@echo "no C compiler: testing without the race detector")
 	@$(GO) test $(RACE) -run '^$$' ./... >/dev/null # builds on all cores; then one after another, since some of them measure time
 	$(GO) test $(RACE) -p 1 ./...
-	$(if $(RACE),$(GO) test ./internal/lab)
+	$(if $(RACE),$(GO) test ./internal/lab ./internal/socket ./internal/upstream)
 	$(if $(RACE),$(GO) test -run Allocates ./internal/gateway)
 	@$(MAKE) --no-print-directory fuzz FUZZ=2s
 

@@ -27,6 +27,7 @@ import (
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/share"
+	"github.com/warmpath/warmpath/internal/socket"
 )
 
 // Gateway is a whole gateway. Use it by New, Start and Stop, or by New and Run.
@@ -142,7 +143,7 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Gateway, err error) {
 	if g.onAdmin, err = g.bind("admin", cfg.Admin); err != nil {
 		return nil, err
 	}
-	g.onClients = netutil.LimitListener(g.onClients, cfg.Client.MaxConnections)
+	g.onClients = netutil.LimitListener(socket.Listener{Listener: g.onClients}, cfg.Client.MaxConnections)
 	g.clients = g.server(g.leaving(g.proxy.Handler()))
 	g.clients.ConnState = g.countConnection
 	g.clients.MaxHeaderBytes, g.clients.ReadHeaderTimeout = cfg.Client.MaxHeaderBytes, cfg.Client.HeaderTimeout

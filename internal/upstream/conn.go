@@ -9,22 +9,17 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/warmpath/warmpath/internal/socket"
 )
 
 // conn is a connection. One request at a time owns it.
 type conn struct {
 	host  *Host
 	raw   net.Conn
-	rw    net.Conn        // raw, or TLS on it
-	fd    syscall.RawConn // of raw; nil if it has none
-	look  func(fd uintptr) bool
-	calm  bool // what look found: open, and nothing has come
+	rw    net.Conn // raw, or TLS on it
 	in    reader
-	out   [2][]byte // what is being written
 	since time.Time // when it became idle
 
 	answered bool // a byte of the answer to the last request has come
@@ -33,27 +28,16 @@ type conn struct {
 
 func newConn(h *Host, raw net.Conn) *conn {
 	h.client.open.Add(1)
+	raw = socket.Wrap(raw)
 	c := &conn{host: h, raw: raw, rw: raw}
 	c.in.src = raw
-	if s, ok := raw.(syscall.Conn); ok {
-		c.fd, _ = s.SyscallConn() // without one, it is not looked at
-	}
-	c.look = func(fd uintptr) bool {
-		var b [1]byte
-		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		c.calm = errors.Is(err, unix.EAGAIN)
-		return true
-	}
 	return c
 }
 
 // quiet reports whether an idle connection is open and holds nothing to be read.
 func (c *conn) quiet() bool {
-	if c.fd == nil {
-		return true
-	}
-	c.calm = false
-	return c.fd.Read(c.look) == nil && c.calm
+	s, ok := c.raw.(*socket.Conn)
+	return !ok || s.Quiet() // another is not looked at
 }
 
 func (c *conn) close() {
@@ -119,9 +103,11 @@ func (c *conn) send(req *Request) (rest *sending, err error) {
 		_, err = c.rw.Write(*b)
 		return nil, err
 	}
-	n, err := c.offer(head, body)
-	if err != nil || n == len(head)+len(body) {
-		return nil, err
+	n := 0
+	if s, ok := c.rw.(*socket.Conn); ok {
+		if n, err = s.Offer(head, body); err != nil || n == len(head)+len(body) {
+			return nil, err
+		}
 	}
 	head, body = head[min(n, len(head)):], body[max(0, n-len(head)):]
 	rest = new(sending)
@@ -182,26 +168,6 @@ func (c *conn) finish(whole bool) {
 type headBuffer []byte
 
 var heads sync.Pool // of *headBuffer
-
-// offer writes as much of both as the system takes at once.
-func (c *conn) offer(head, body []byte) (n int, err error) {
-	if c.fd == nil || c.rw != c.raw {
-		return 0, nil
-	}
-	c.out = [2][]byte{head, body}
-	failed := c.fd.Write(func(fd uintptr) bool {
-		n, err = unix.Writev(int(fd), c.out[:])
-		return true
-	})
-	c.out = [2][]byte{}
-	if failed != nil {
-		return 0, failed
-	}
-	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-		return 0, nil
-	}
-	return max(n, 0), err
-}
 
 // errHead is for a request that would be read as something else than it is.
 var errHead = errors.New("the request's method, target or header cannot be sent")

@@ -18,7 +18,7 @@ const module = "github.com/warmpath/warmpath/"
 // allowed is the picture of docs/architecture.md: what each package may import
 // of the project's own. A package that is not named here may not exist.
 var allowed = map[string][]string{
-	"cmd/gateway":                  {"internal/auth", "internal/config", "internal/gateway"},
+	"cmd/gateway":                  {"internal/auth", "internal/config", "internal/gateway", "internal/logwriter"},
 	"cmd/mockvllm":                 {"internal/mockvllm"},
 	"cmd/bench":                    {"internal/bench", "internal/grade", "internal/lab", "internal/plot", "internal/report"},
 	"cmd/modelcache":               {"internal/modelcache", "internal/modelcache/agent", "internal/modelcache/manifest", "internal/modelcache/source", "internal/modelcache/store"},
@@ -35,6 +35,7 @@ var allowed = map[string][]string{
 	"internal/discovery":           {},
 	"internal/replica":             {"internal/certs", "internal/discovery"},
 	"internal/sse":                 {},
+	"internal/logwriter":           {},
 	"internal/socket":              {},
 	"internal/upstream":            {"internal/socket"},
 	"internal/trace":               {},

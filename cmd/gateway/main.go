@@ -17,6 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/auth"
 	"github.com/warmpath/warmpath/internal/config"
 	"github.com/warmpath/warmpath/internal/gateway"
+	"github.com/warmpath/warmpath/internal/logwriter"
 )
 
 // version is set by the linker in archives and images, which are built without a
@@ -56,7 +57,12 @@ func run() error {
 	}
 	level := new(slog.LevelVar)
 	level.Set(cfg.LogLevel)
-	log := cfg.Logger(os.Stderr, level)
+	var log *slog.Logger
+	lines := logwriter.New(os.Stderr, func(n int) {
+		log.Warn("lines of the log were dropped: what reads it was too slow", "lines", n)
+	})
+	defer lines.Close()
+	log = slog.New(lines.Handler(cfg.Logger(lines, level).Handler()))
 	slog.SetDefault(slog.New(cautious{log.Handler()}))
 	g, err := gateway.New(cfg, log)
 	if err != nil {

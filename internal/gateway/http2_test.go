@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"io"
@@ -11,6 +12,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/warmpath/warmpath/internal/config"
 )
@@ -152,6 +156,71 @@ func TestUploadThatStopsIsEndedOverHTTP2(t *testing.T) {
 	}
 	if got := whole(resp); got.status != http.StatusOK || !again {
 		t.Errorf("the next request: %d, on the same connection: %v", got.status, again)
+	}
+	g.idle()
+}
+
+// overHTTP2 posts a chat with fields that no client library would send, and returns the
+// status, or what else came.
+func (g *gate) overHTTP2(path string, fields ...string) string {
+	g.t.Helper()
+	c, err := tls.Dial("tcp", strings.TrimPrefix(g.Addr(), "https://"), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	var block bytes.Buffer
+	to := hpack.NewEncoder(&block)
+	all := append([]string{":method", "POST", ":scheme", "https", ":authority", "gate", ":path", path, "content-type", "application/json"}, fields...)
+	for i := 0; i < len(all); i += 2 {
+		_ = to.WriteField(hpack.HeaderField{Name: all[i], Value: all[i+1]})
+	}
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	f := http2.NewFramer(c, c)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_ = f.WriteSettings()
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true})
+	_ = f.WriteData(1, true, []byte(wholeReq))
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			return err.Error()
+		}
+		switch frame := frame.(type) {
+		case *http2.MetaHeadersFrame:
+			return frame.PseudoValue("status")
+		case *http2.RSTStreamFrame:
+			return frame.ErrCode.String()
+		}
+	}
+}
+
+// TestWhatOnlyHTTP2CanSayHarmsNobody: a path with a space cannot be sent on over
+// HTTP/1.1, which is no replica's fault; a second Host would be read by some.
+func TestWhatOnlyHTTP2CanSayHarmsNobody(t *testing.T) {
+	a := newAuthority(t)
+	hosts := make(chan []string, 100)
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		hosts <- append([]string{r.Host}, r.Header["Host"]...)
+		answers(w, r)
+	}
+	one, two := newWorker(t, handler), newWorker(t, handler)
+	g := start(t, func(c *config.Config) { c.Client.TLSCert, c.Client.TLSKey = a.sign("gate", "gate") }, one.url, two.url)
+	g.trust(a, true)
+	for range 4 {
+		if got := g.overHTTP2(chatPath + "?a b"); got != "400" {
+			t.Errorf("a path with a space: %s", got)
+		}
+	}
+	if n := g.metric("warmpath_retries_total") + g.metric("warmpath_replica_faults_total"); n != 0 || len(hosts) > 0 {
+		t.Errorf("%v attempts and faults were counted, %d requests were sent", n, len(hosts))
+	}
+	if got := g.overHTTP2(chatPath, "host", "evil"); got != "200" {
+		t.Errorf("with a host field: %s", got)
+	}
+	if got := receive(t, "a request", hosts); len(got) != 1 || got[0] == "evil" {
+		t.Errorf("the replica was told of the hosts %q", got)
 	}
 	g.idle()
 }

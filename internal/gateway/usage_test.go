@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -70,4 +71,20 @@ func TestUsageIsAskedForAndTakenOutAgain(t *testing.T) {
 	f("the client does not want it", proxy.UsageAsk, chatPath, `{"model":"m1","stream":true,"stream_options":{"include_usage":false},"messages":[]}`, false, before, after)
 	f("the client says nothing in particular", proxy.UsageAsk, chatPath, `{"model":"m1","stream":true,"stream_options":null,"messages":[]}`, false, before, after)
 	f("watched", proxy.UsageWatch, chatPath, streamReq, false, before, after)
+}
+
+// TestAStreamWithALengthIsWhole, though it is not as long as it was.
+func TestAStreamWithALengthIsWhole(t *testing.T) {
+	usage := `data: {"id":"c1","choices":[],"usage":{"prompt_tokens":20,"completion_tokens":3}}` + "\n\n"
+	w := newWorker(t, func(w http.ResponseWriter, _ *http.Request) {
+		text := tok("a") + usage + doneEvent
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+		_, _ = io.WriteString(w, text)
+	})
+	g := start(t, func(c *config.Config) { c.Proxy.Usage = proxy.UsageAsk }, w.url)
+	if got := g.must(chatPath, streamReq); got.body != tok("a")+doneEvent {
+		t.Errorf("the client got %q", got.body)
+	}
+	g.idle()
 }

@@ -398,7 +398,7 @@ func (x *exchange) prepare(rep *replica.Replica) {
 	header := x.out.Header
 	clear(header)
 	copyHeader(header, x.r.Header)
-	for _, name := range [...]string{"Content-Length", "Expect", HeaderPolicy} {
+	for _, name := range [...]string{"Host", "Content-Length", "Expect", HeaderPolicy} {
 		delete(header, name)
 	}
 	x.access.authorize(header)

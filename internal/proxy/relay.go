@@ -167,6 +167,7 @@ func (x *exchange) writeHead(resp *upstream.Response, atOnce bool) {
 		h[HeaderPredicted] = []string{strconv.Itoa(cached) + "/" + strconv.Itoa(prompt)}
 	}
 	if x.meter.stream { // so that no proxy in front holds events back
+		delete(h, "Content-Length") // an event may be taken out, or added, or be another replica's
 		if _, ok := h["Cache-Control"]; !ok {
 			h["Cache-Control"] = noCache
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/openai"
 	"github.com/warmpath/warmpath/internal/replica"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/upstream"
 )
 
 // This file is what becomes of an attempt of which nothing has reached the client:
@@ -86,6 +87,10 @@ func (x *exchange) again(err error) bool {
 	case errors.Is(err, errStopping):
 		x.finish(router.Canceled)
 		x.refuse("stopping", &openai.Error{Status: http.StatusServiceUnavailable, Type: "service_unavailable", Code: "stopping", RetryAfter: time.Second, Message: "the gateway is stopping"})
+		return false
+	case errors.Is(err, upstream.ErrRequest):
+		x.finish(router.Rejected)
+		x.refuse("bad_request", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Message: "the request's path, query or headers cannot be sent on"})
 		return false
 	case errors.As(err, &away): // the budgets have paid already
 		x.turnAway(away)

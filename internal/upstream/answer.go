@@ -8,6 +8,8 @@ import (
 	"net/textproto"
 	"strings"
 	"sync"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // This file reads answers (RFC 9112), and refuses what is not one in every way.
@@ -316,7 +318,7 @@ func (d *reader) decode() (piece []byte, err error) {
 			}
 		default:
 			line := bytes.IndexByte(d.buf[d.r:d.w], '\n')
-			if line < 0 && have <= maxLine {
+			if line < 0 && have <= maxLine+1 {
 				return d.buf[begin:to], nil
 			}
 			if line < 0 || !d.line(d.buf[d.r:d.r+line]) {
@@ -343,7 +345,7 @@ func (d *reader) line(b []byte) bool {
 		if d.phase = chunk; d.left == 0 {
 			d.phase = trailer
 		}
-		return d.left >= 0 && isValue(extension)
+		return d.left >= 0 && isValue(string(extension))
 	}
 	if len(b) == 0 {
 		d.phase = ended
@@ -351,7 +353,7 @@ func (d *reader) line(b []byte) bool {
 	}
 	name, value, found := bytes.Cut(b, []byte(":"))
 	d.extra += len(b)
-	return found && d.extra <= maxTrailer && isToken(name) && isValue(value)
+	return found && d.extra <= maxTrailer && isToken(string(name)) && isValue(string(value))
 }
 
 // ended returns what an error means for a body of which more was to come.
@@ -365,30 +367,5 @@ func (d *reader) ended(err error) error {
 // isWord reports whether text is a word of ASCII letters, small or capital.
 func isWord(text, word string) bool { return len(text) == len(word) && strings.EqualFold(text, word) }
 
-// isToken reports whether s can be a field's name.
-func isToken[T string | []byte](s T) bool {
-	for i := range len(s) {
-		if !tokens[s[i]] {
-			return false
-		}
-	}
-	return len(s) > 0
-}
-
-// tokens are the bytes of a token (RFC 9110, 5.6.2).
-var tokens = func() (t [256]bool) {
-	for _, c := range []byte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") {
-		t[c] = true
-	}
-	return t
-}()
-
-// isValue reports whether s can be a field's value.
-func isValue[T string | []byte](s T) bool {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
-			return false
-		}
-	}
-	return true
-}
+// What can be a field's name, or a method, and a field's value.
+var isToken, isValue = httpguts.ValidHeaderFieldName, httpguts.ValidHeaderFieldValue

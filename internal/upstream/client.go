@@ -98,8 +98,8 @@ type Request struct {
 	// Header goes out as it is, but for Host and Content-Length, which may not be in it.
 	Header http.Header
 	Body   []byte
-	// Hold is called for each use of Body, and what it returns at its end, which may be
-	// after the answer's; it may be nil.
+	// Hold is called when Body is used beyond the end of Do, and what it returns when that
+	// ends, at the latest with the answer's Close; it may be nil.
 	Hold func() (release func())
 	// Connected is called with each connection that the request is sent on. One that
 	// is reused has carried a request before.
@@ -111,7 +111,9 @@ type Request struct {
 // request that must not come twice must not use this client. When ctx ends, Do and all
 // reading of the answer fail. The answer must be closed.
 func (h *Host) Do(ctx context.Context, req *Request) (*Response, error) {
-	defer req.hold()()
+	if !req.sendable() {
+		return nil, ErrRequest
+	}
 	for c := h.take(); ; c = nil {
 		reused := c != nil
 		if !reused {
@@ -123,22 +125,20 @@ func (h *Host) Do(ctx context.Context, req *Request) (*Response, error) {
 		if req.Connected != nil {
 			req.Connected(reused)
 		}
+		sent := time.Now()
 		resp, err := c.exchange(ctx, req)
 		if err == nil {
 			return resp, nil
 		}
-		if c.close(); !reused || c.answered || ctx.Err() != nil {
+		if c.close(); !reused || c.answered || ctx.Err() != nil || time.Since(sent) > crossing {
 			return nil, err
 		}
 	}
 }
 
-func (r *Request) hold() (release func()) {
-	if r.Hold == nil {
-		return func() {}
-	}
-	return r.Hold()
-}
+// crossing is how long after a request the end of its connection may still be what the
+// server did before it came. Later, the request was being worked on.
+const crossing = time.Second
 
 // take returns an idle connection that is still good, or nil.
 func (h *Host) take() *conn {

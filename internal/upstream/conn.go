@@ -6,9 +6,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/socket"
@@ -22,8 +22,8 @@ type conn struct {
 	in    reader
 	since time.Time // when it became idle
 
-	answered bool // a byte of the answer to the last request has come
-	once     sync.Once
+	answered bool       // a byte of the answer to the last request has come
+	sending  chan error // ends what is under way of that request; nil if nothing is
 }
 
 func newConn(h *Host, raw net.Conn) *conn {
@@ -36,16 +36,25 @@ func newConn(h *Host, raw net.Conn) *conn {
 
 // quiet reports whether an idle connection is open and holds nothing to be read.
 func (c *conn) quiet() bool {
-	s, ok := c.raw.(*socket.Conn)
-	return !ok || s.Quiet() // another is not looked at
+	if s, ok := c.raw.(*socket.Conn); ok && !s.Quiet() {
+		return false
+	}
+	if c.rw == c.raw {
+		return true
+	}
+	_ = c.raw.SetReadDeadline(past) // TLS reads more than it hands out: what it holds is seen, and nothing waited for
+	var b [1]byte
+	n, err := c.rw.Read(b[:])
+	_ = c.raw.SetReadDeadline(time.Time{})
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
+// close ends the connection, and all use of the request that was last sent on it.
 func (c *conn) close() {
-	c.once.Do(func() {
-		c.host.client.open.Add(-1)
-		c.in.free()
-		_ = c.rw.Close() // nothing is owed to the other side
-	})
+	c.host.client.open.Add(-1)
+	c.in.free()
+	_ = c.raw.Close() // nothing is owed to the other side; TLS would wait up to 5 s to say goodbye to one that reads nothing
+	c.sent(false)
 }
 
 // past is a deadline that ends all reading and writing at once.
@@ -58,13 +67,12 @@ func (c *conn) abort() { _ = c.raw.SetDeadline(past) } // without one, Close wil
 func (c *conn) exchange(ctx context.Context, req *Request) (*Response, error) {
 	c.answered = false
 	stop := context.AfterFunc(ctx, c.abort)
-	rest, unsent := c.send(req)
-	if errors.Is(unsent, errHead) {
-		stop()
-		return nil, unsent
-	}
+	unsent := c.send(req)
 	if unsent != nil { // there may be an answer that says why, but it is not waited for
 		_ = c.raw.SetReadDeadline(time.Now().Add(time.Second))
+		if ctx.Err() != nil { // abort may have been before
+			c.abort()
+		}
 	}
 	h, err := c.in.head(req.Method)
 	c.answered = c.in.some
@@ -75,7 +83,7 @@ func (c *conn) exchange(ctx context.Context, req *Request) (*Response, error) {
 		}
 		return nil, err
 	}
-	return &Response{Status: h.status, Header: h.header, Length: h.length, conn: c, stop: stop, sending: rest, keep: unsent == nil && !h.close}, nil
+	return &Response{Status: h.status, Header: h.header, Length: h.length, conn: c, stop: stop, keep: unsent == nil && !h.close}, nil
 }
 
 // joined is the longest request that is copied into one piece.
@@ -84,112 +92,99 @@ const joined = 8 << 10
 // send writes a request. A server may answer before it has read all of a long one, and
 // read no more then: what the system does not take at once is under way when send
 // returns.
-func (c *conn) send(req *Request) (rest *sending, err error) {
+func (c *conn) send(req *Request) (err error) {
 	b := new(headBuffer)
 	if spare, ok := heads.Get().(*headBuffer); ok {
 		b = spare
 	}
-	defer func() {
-		if rest == nil && cap(*b) <= 2*joined {
-			heads.Put(b)
-		}
-	}()
-	if *b, err = appendHead((*b)[:0], req); err != nil {
-		return nil, err
-	}
+	*b = appendHead((*b)[:0], req)
 	head, body := *b, req.Body
+	n := 0
 	if len(head)+len(body) <= joined {
 		*b = append(head, body...)
 		_, err = c.rw.Write(*b)
-		return nil, err
+		n = len(head) + len(body)
+	} else if s, ok := c.rw.(*socket.Conn); ok {
+		n, err = s.Offer(head, body)
 	}
-	n := 0
-	if s, ok := c.rw.(*socket.Conn); ok {
-		if n, err = s.Offer(head, body); err != nil || n == len(head)+len(body) {
-			return nil, err
+	if err == nil && n < len(head)+len(body) {
+		c.sending = make(chan error, 1)
+		both := net.Buffers{head[min(n, len(head)):], body[max(0, n-len(head)):]}
+		release := func() {}
+		if req.Hold != nil {
+			release = req.Hold()
 		}
+		go func() {
+			_, err := both.WriteTo(c.rw)
+			release()
+			c.sending <- err
+		}()
+		return nil
 	}
-	head, body = head[min(n, len(head)):], body[max(0, n-len(head)):]
-	rest = new(sending)
-	release := req.hold()
-	go func() {
-		both := net.Buffers{head, body}
-		_, err := both.WriteTo(c.rw)
-		release()
-		rest.end(c, err == nil)
-	}()
-	return rest, nil
-}
-
-// sending is the rest of a request that is sent while its answer is awaited. Of its
-// end and the answer's, the later one decides what becomes of the connection.
-type sending struct {
-	ends  atomic.Int32
-	whole [2]bool
-}
-
-func (s *sending) end(c *conn, whole bool) {
-	s.whole[0] = whole
-	s.meet(c)
-}
-
-func (s *sending) answered(c *conn, whole bool) {
-	if s.whole[1] = whole; whole {
-		_ = c.raw.SetWriteDeadline(time.Now().Add(lateWrite)) // without one, it may stay open
-	} else {
-		c.abort()
+	if cap(*b) <= 2*joined {
+		heads.Put(b)
 	}
-	s.meet(c)
+	return err
 }
 
 // lateWrite is how long a request may be on its way yet when its answer is over. Most
 // often it has been sent, and the goroutine that did it has not run since.
 const lateWrite = 50 * time.Millisecond
 
-func (s *sending) meet(c *conn) {
-	if s.ends.Add(1) < 2 {
-		return
+// sent waits until nothing of a request is being sent any more, not for long if that is
+// to end well, and reports whether it did.
+func (c *conn) sent(well bool) bool {
+	if c.sending == nil {
+		return well
 	}
-	if s.whole[0] && s.whole[1] {
+	if well {
+		_ = c.raw.SetWriteDeadline(time.Now().Add(lateWrite)) // without one, Close will do
+	} else {
+		c.abort()
+	}
+	err := <-c.sending
+	c.sending = nil
+	if well && err == nil {
 		_ = c.raw.SetWriteDeadline(time.Time{})
 	}
-	c.finish(s.whole[0] && s.whole[1])
-}
-
-// finish ends the use of a connection, and keeps it if it can be used again.
-func (c *conn) finish(whole bool) {
-	if whole {
-		c.host.put(c)
-	} else {
-		c.close()
-	}
+	return well && err == nil
 }
 
 type headBuffer []byte
 
 var heads sync.Pool // of *headBuffer
 
-// errHead is for a request that would be read as something else than it is.
-var errHead = errors.New("the request's method, target or header cannot be sent")
+// ErrRequest is for a request that would be read as something else than it is. Nothing
+// of it is sent.
+var ErrRequest = errors.New("the request's method, target or header cannot be sent")
 
-func appendHead(b []byte, req *Request) ([]byte, error) {
-	if !isToken(req.Method) || !isTarget(req.Target) || !isTarget(req.Host) {
-		return b, errHead
+// sendable reports whether nothing of the request's head can be taken for more than it is.
+func (r *Request) sendable() bool {
+	for name, values := range r.Header {
+		if !isToken(name) {
+			return false
+		}
+		for _, v := range values {
+			if !isValue(v) {
+				return false
+			}
+		}
 	}
+	return isToken(r.Method) && isTarget(r.Target) && isTarget(r.Host)
+}
+
+func appendHead(b []byte, req *Request) []byte {
 	b = append(append(append(b, req.Method...), ' '), req.Target...)
 	b = append(append(b, " HTTP/1.1\r\nHost: "...), req.Host...)
 	for name, values := range req.Header {
 		for _, value := range values {
-			if !isToken(name) || !isValue(value) {
-				return b, errHead
-			}
 			b = append(append(append(append(b, '\r', '\n'), name...), ": "...), value...)
 		}
 	}
 	if len(req.Body) > 0 || req.Method == http.MethodPost || req.Method == http.MethodPut || req.Method == http.MethodPatch {
 		b = strconv.AppendInt(append(b, "\r\nContent-Length: "...), int64(len(req.Body)), 10)
 	}
-	return append(b, "\r\n\r\n"...), nil
+	return append(b, "\r\n\r\n"...)
 }
 
 // isTarget reports whether s can stand in a request line.
@@ -208,12 +203,11 @@ type Response struct {
 	Header http.Header // may be changed
 	Length int64       // of the body, -1 if it is not known
 
-	conn    *conn
-	sending *sending // nil if the request was sent before the head came
-	stop    func() bool
-	keep    bool // the connection, when all has been read
-	piece   []byte
-	err     error // after the piece
+	conn  *conn
+	stop  func() bool
+	keep  bool // the connection, when all has been read
+	piece []byte
+	err   error // after the piece
 }
 
 // Ready reports whether Next would not wait: some of the body has come, or its end.
@@ -248,10 +242,10 @@ func (r *Response) Close() {
 	whole := r.keep && errors.Is(r.err, io.EOF) && c.in.empty()
 	whole = r.stop() && whole
 	r.conn, r.piece = nil, nil
-	c.in.free()
-	if r.sending != nil {
-		r.sending.answered(c, whole)
+	if c.sent(whole) {
+		c.in.free()
+		c.host.put(c)
 	} else {
-		c.finish(whole)
+		c.close()
 	}
 }

@@ -1,9 +1,11 @@
 package proxy
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -139,6 +141,32 @@ func (b *body) grow() error {
 	}
 	larger := b.from.body(2 * len(b.data))
 	copy(larger.data, b.data)
+	larger.data, b.data = b.data, larger.data
+	larger.class, b.class = b.class, larger.class
+	larger.release()
+	return nil
+}
+
+// add writes a member behind the last of the body, which must be a JSON object: of two
+// with one name the engine's parser takes the last. Nobody else may have the body yet,
+// and what was found in it is found no more.
+func (b *body) add(member string) error {
+	at := bytes.LastIndexByte(b.data, '}')
+	if !bytes.HasSuffix(bytes.TrimSpace(b.data[:at]), []byte("{")) {
+		member = "," + member
+	}
+	if err := b.reserve(len(member)); err != nil {
+		return err
+	}
+	n := len(b.data)
+	if cap(b.data) >= n+len(member) {
+		b.data = slices.Insert(b.data, at, []byte(member)...)
+		return nil
+	}
+	larger := b.from.body(n + len(member))
+	copy(larger.data, b.data[:at])
+	copy(larger.data[at:], member)
+	copy(larger.data[at+len(member):], b.data[at:])
 	larger.data, b.data = b.data, larger.data
 	larger.class, b.class = b.class, larger.class
 	larger.release()

@@ -207,10 +207,7 @@ func (x *exchange) readBody() bool {
 			Message: "the request body is larger than " + strconv.FormatInt(x.p.cfg.MaxBodyBytes, 10) + " bytes, the limit that the gateway's max_body_bytes sets",
 		})
 	case errors.Is(err, errNoRoom):
-		x.refuse("buffer_full", &openai.Error{
-			Status: http.StatusServiceUnavailable, Type: "service_unavailable", Code: "buffer_full", RetryAfter: time.Second,
-			Message: "the gateway holds as many bytes of requests as its max_buffered_bytes allows",
-		})
+		x.refuse("buffer_full", bufferFull())
 	case isTimeout(err):
 		// The rest of the body may still come. To net/http, the client has gone.
 		if !multiplexed(x.r) {
@@ -224,6 +221,13 @@ func (x *exchange) readBody() bool {
 		x.refuse("body", &openai.Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "invalid_request", Message: "the request body could not be read"})
 	}
 	return false
+}
+
+func bufferFull() *openai.Error {
+	return &openai.Error{
+		Status: http.StatusServiceUnavailable, Type: "service_unavailable", Code: "buffer_full", RetryAfter: time.Second,
+		Message: "the gateway holds as many bytes of requests as its max_buffered_bytes allows",
+	}
 }
 
 // understand finds in the body what routing needs: the model, the prompt's
@@ -242,9 +246,13 @@ func (x *exchange) understand() bool {
 	if !x.findModel() {
 		return false
 	}
-	x.salt()
+	salted := x.takesSalt() && x.saltPrompt()
 	if err := x.prompt.Read(&x.openai); err != nil {
 		x.refuse("bad_request", openai.Invalid(x.body.data))
+		return false
+	}
+	if salted && x.sendSalt() != nil {
+		x.refuse("buffer_full", bufferFull())
 		return false
 	}
 	x.req.Prompt, x.req.Model, x.req.Stream, x.req.NoCache = &x.prompt, x.model, x.openai.Stream, x.openai.ReadsNoCache

@@ -1,9 +1,7 @@
 package proxy
 
 import (
-	"bytes"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -77,12 +75,9 @@ func (s *share) end() {
 	*s = share{}
 }
 
-// salt adds the key's cache_salt to the body, unless the client has set its own.
-// The prompt's identity then has it too.
-func (x *exchange) salt() {
-	if x.takesSalt() && x.saltPrompt() {
-		x.body.add("cache_salt", x.openai.Prompt.Salt)
-	}
+// sendSalt adds the cache_salt that the prompt was given to the body.
+func (x *exchange) sendSalt() error {
+	return x.body.add(`"cache_salt":` + string(x.openai.Prompt.Salt))
 }
 
 // saltPrompt gives the prompt its key's cache_salt, if it has none, and reports
@@ -107,20 +102,4 @@ func (x *exchange) takesSalt() bool {
 		return len(x.body.data) > 0 && !isForm(x.r)
 	}
 	return false
-}
-
-// add writes a member behind the last of the body, which must be a JSON object:
-// of two with one name the engine's parser takes the last. No byte before the
-// closing brace moves, so spans of the body stay what they are.
-func (b *body) add(name string, value []byte) {
-	end := bytes.LastIndexByte(b.data, '}')
-	member := append([]byte(`,"`+name+`":`), value...)
-	if bytes.HasSuffix(bytes.TrimSpace(b.data[:end]), []byte("{")) { // it is the first
-		member = member[1:]
-	}
-	fits := len(b.data)+len(member) <= cap(b.data)
-	b.data = slices.Insert(b.data, end, member...)
-	if !fits {
-		b.class = -1 // other memory, of another size
-	}
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -33,19 +34,13 @@ func FuzzAdd(f *testing.F) {
 			return
 		}
 		room = min(max(room, 0), 1000)
-		b := &body{data: append(make([]byte, 0, len(text)+room), text...)}
-		var turns string
-		req, chat := openai.Parse(openai.Chat, b.data) // with spans of it
-		if chat == nil {
-			turns = string(req.Prompt.Turns)
-		}
-		b.add("cache_salt", []byte(`"pepper"`))
+		b := &body{data: append(make([]byte, 0, len(text)+room), text...), class: -1, from: &buffers{}}
 		const member = `"cache_salt":"pepper"`
+		if err := b.add(member); err != nil {
+			t.Fatal(err)
+		}
 		if i := bytes.LastIndex(b.data, []byte(member)); i < 0 || strings.TrimSuffix(string(b.data[:i]), ",")+string(b.data[i+len(member):]) != string(text) {
 			t.Fatalf("%q became %q", text, b.data)
-		}
-		if chat == nil && string(req.Prompt.Turns) != turns {
-			t.Fatalf("the span %q became %q", turns, req.Prompt.Turns)
 		}
 		after := map[string]json.RawMessage{}
 		if err := json.Unmarshal(b.data, &after); err != nil {
@@ -65,20 +60,36 @@ func FuzzAdd(f *testing.F) {
 	})
 }
 
-func TestMemoryOfASaltedBodyIsUsedAgainOnlyIfItIsItsOwn(t *testing.T) {
-	var m buffers
+// TestABodyThatGrowsIsCounted: its memory goes back to where it is from, and what it
+// takes of the limit too.
+func TestABodyThatGrowsIsCounted(t *testing.T) {
+	const member = `"cache_salt":"pepper"`
 	for _, size := range []int{1 << 12, 1<<12 - 100, 1 << 23, 9 << 20} {
+		m := buffers{limit: int64(size + 100)}
 		b := m.body(size)
+		if err := b.reserve(size); err != nil {
+			t.Fatal(err)
+		}
 		copy(b.data, strings.Repeat(" ", size-1)+"}")
-		class := b.class
-		b.add("cache_salt", []byte(`"pepper"`))
-		if own := class >= 0 && cap(b.data) == 1<<class; own != (b.class >= 0) {
+		if err := b.add(member); err != nil {
+			t.Fatal(err)
+		}
+		if got := string(b.data[size-1:]); got != ","+member+"}" || m.used.Load() != int64(len(b.data)) {
+			t.Errorf("%d bytes: the end is %q, and %d are counted", size, got, m.used.Load())
+		}
+		if own := cap(b.data) == 1<<max(0, b.class); own != (b.class >= 0) {
 			t.Errorf("%d bytes: class %d for %d bytes of memory", size, b.class, cap(b.data))
 		}
 		if size == 9<<20 && cap(b.data) != size+spareRoom {
 			t.Errorf("%d bytes were copied", size)
 		}
-		b.release()
+		before := string(b.data)
+		if err := b.add(strings.Repeat("x", 100)); !errors.Is(err, errNoRoom) || string(b.data) != before {
+			t.Errorf("%d bytes: %v beyond the limit", size, err)
+		}
+		if b.release(); m.used.Load() != 0 {
+			t.Errorf("%d bytes: %d are counted at the end", size, m.used.Load())
+		}
 	}
 }
 

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"slices"
 
 	"github.com/warmpath/warmpath/internal/openai"
 )
@@ -17,7 +16,7 @@ const (
 )
 
 // asking is the member that is added to a body.
-const asking = `,"stream_options":{"include_usage":true}`
+const asking = `"stream_options":{"include_usage":true}`
 
 // askUsage adds to the body of a streaming request, before its last brace, that usage
 // is wanted. What a client says of stream_options, whatever it is, stays.
@@ -27,31 +26,7 @@ func (x *exchange) askUsage() {
 		x.endpoint != openai.Chat && x.endpoint != openai.Completions {
 		return
 	}
-	end := bytes.LastIndexByte(x.body.data, '}')
-	if end < 0 || x.body.insert(end, asking) != nil {
-		return // there is no room: it goes as it is
-	}
-	x.unasked.on = true
-}
-
-// insert puts text into the body. Nobody else may have it yet.
-func (b *body) insert(at int, text string) error {
-	if err := b.reserve(len(text)); err != nil {
-		return err
-	}
-	n := len(b.data)
-	if cap(b.data) >= n+len(text) {
-		b.data = slices.Insert(b.data, at, []byte(text)...)
-		return nil
-	}
-	larger := b.from.body(n + len(text))
-	copy(larger.data, b.data[:at])
-	copy(larger.data[at:], text)
-	copy(larger.data[at+len(text):], b.data[at:])
-	larger.data, b.data = b.data, larger.data
-	larger.class, b.class = b.class, larger.class
-	larger.release()
-	return nil
+	x.unasked.on = x.body.add(asking) == nil // else there is no room: it goes as it is
 }
 
 // unasked takes the chunk out of a stream that only tells usage. It holds back an

@@ -87,7 +87,8 @@ func New(ctx context.Context, log *slog.Logger) (*Tracer, error) {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
 	// The sampler is asked before there is a span. The batches are as OTEL_BSP_… say.
-	p := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(about), sdk.WithSampler(sdk.AlwaysSample()), sdk.WithIDGenerator(ids{}))
+	batches := newGather(sdk.NewBatchSpanProcessor(exporter), queueSize())
+	p := sdk.NewTracerProvider(sdk.WithSpanProcessor(batches), sdk.WithResource(about), sdk.WithSampler(sdk.AlwaysSample()), sdk.WithIDGenerator(ids{}))
 	return &Tracer{provider: p, tracer: p.Tracer("github.com/warmpath/warmpath"), sampler: keep}, nil
 }
 

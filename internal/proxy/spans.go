@@ -22,9 +22,9 @@ import (
 
 // spans are those of one exchange; zero without a tracer.
 type spans struct {
-	server, attempt oteltrace.Span
-	ctx             context.Context // of the server span
-	attemptCtx      context.Context
+	place           trace.Place
+	server, attempt oteltrace.Span       // nil if it is not sampled
+	ctx             context.Context      // of the server span
 	attributes      []attribute.KeyValue // room for those of one span: it copies them
 }
 
@@ -44,21 +44,20 @@ func (x *exchange) startSpan() {
 	if x.p.tracer == nil {
 		return
 	}
+	x.spans.place = x.p.tracer.Place(x.r.Header)
+	if !x.spans.place.Sampled() {
+		return
+	}
 	// The path is one of a fixed few, but for a response's id.
 	name := x.endpoint.String()
-	x.spans.ctx, x.spans.server = x.p.tracer.StartServer(x.p.tracer.Extract(x.r.Header), x.r.Method+" "+name)
+	x.spans.ctx, x.spans.server = x.p.tracer.StartServer(&x.spans.place, x.r.Method+" "+name)
 }
 
 // startAttempt begins the span of an attempt.
 func (x *exchange) startAttempt() {
-	if x.p.tracer == nil {
-		return
+	if x.spans.server != nil {
+		_, x.spans.attempt = x.p.tracer.StartClient(x.spans.ctx, operationOf(x.endpoint)+" "+x.model.Name)
 	}
-	if !x.spans.server.IsRecording() {
-		x.spans.attemptCtx = x.spans.ctx // the replica learns that the trace is not sampled
-		return
-	}
-	x.spans.attemptCtx, x.spans.attempt = x.p.tracer.StartClient(x.spans.ctx, operationOf(x.endpoint)+" "+x.model.Name)
 }
 
 // operationOf returns the conventions' name for what an endpoint does.
@@ -85,7 +84,7 @@ func port(u *url.URL) int {
 // inject has the replica continue the attempt's trace.
 func (x *exchange) inject(h http.Header) {
 	if x.p.tracer != nil {
-		x.p.tracer.Inject(x.spans.attemptCtx, h)
+		x.spans.place.Inject(x.spans.attempt, h)
 	}
 }
 
@@ -97,9 +96,6 @@ func (x *exchange) endAttempt(end router.End) {
 	}
 	x.spans.attempt = nil
 	defer span.End()
-	if !span.IsRecording() {
-		return
-	}
 	m, rep := &x.meter, x.lease.Replica()
 	prompt, cached := x.lease.Tokens()
 	list := append(x.spans.attributes,
@@ -147,7 +143,7 @@ func failureOf(end router.End) string {
 
 // retried notes on the request's span that an attempt is made again.
 func (x *exchange) retried() {
-	if x.spans.server != nil && x.spans.server.IsRecording() {
+	if x.spans.server != nil {
 		x.spans.server.AddEvent("retry", oteltrace.WithAttributes(attribute.Int("warmpath.attempts", x.attempts), attribute.String("warmpath.replica", x.meter.replica)))
 	}
 }
@@ -156,34 +152,33 @@ func (x *exchange) retried() {
 func (x *exchange) endSpan(now time.Time) {
 	span := x.spans.server
 	if span == nil {
+		x.spans.place = trace.Place{}
 		return
 	}
-	if span.IsRecording() {
-		list := append(x.spans.attributes,
-			semconv.HTTPRequestMethodKey.String(x.r.Method), semconv.URLPath(x.r.URL.Path), semconv.HTTPResponseStatusCode(x.status), attribute.String("warmpath.request_id", x.id))
-		if x.model != nil {
-			list = append(list, semconv.GenAIRequestModel(x.model.Name), attribute.Int("warmpath.attempts", x.attempts))
-		}
-		if !x.meter.firstToken.IsZero() {
-			span.AddEvent("first_token", oteltrace.WithTimestamp(x.meter.firstToken))
-		}
-		if x.status >= 500 {
-			list = append(list, semconv.ErrorTypeKey.String(strconv.Itoa(x.status)))
-			span.SetStatus(codes.Error, "")
-		}
-		if x.err != nil {
-			span.SetStatus(codes.Error, x.err.Error())
-		}
-		x.spans.describe(span, list)
+	list := append(x.spans.attributes,
+		semconv.HTTPRequestMethodKey.String(x.r.Method), semconv.URLPath(x.r.URL.Path), semconv.HTTPResponseStatusCode(x.status), attribute.String("warmpath.request_id", x.id))
+	if x.model != nil {
+		list = append(list, semconv.GenAIRequestModel(x.model.Name), attribute.Int("warmpath.attempts", x.attempts))
 	}
+	if !x.meter.firstToken.IsZero() {
+		span.AddEvent("first_token", oteltrace.WithTimestamp(x.meter.firstToken))
+	}
+	if x.status >= 500 {
+		list = append(list, semconv.ErrorTypeKey.String(strconv.Itoa(x.status)))
+		span.SetStatus(codes.Error, "")
+	}
+	if x.err != nil {
+		span.SetStatus(codes.Error, x.err.Error())
+	}
+	x.spans.describe(span, list)
 	span.End(oteltrace.WithTimestamp(now))
 	x.spans = spans{attributes: x.spans.attributes}
 }
 
 // traceID returns the id of the request's trace for the log, "" if it has none.
 func (x *exchange) traceID() string {
-	if x.spans.server != nil {
-		return x.spans.server.SpanContext().TraceID().String()
+	if x.p.tracer != nil {
+		return x.spans.place.ID()
 	}
 	return trace.ID(x.r.Header)
 }

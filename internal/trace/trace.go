@@ -16,7 +16,6 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.40.0"
@@ -27,13 +26,8 @@ import (
 type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   trace.Tracer
-	context  propagation.TraceContext
+	sampler  sampler
 }
-
-// defaultShare is how many of the traces that begin here are kept where
-// OTEL_TRACES_SAMPLER does not say. The spans of a request take a fifth of the CPU
-// that all of it takes; tracing a tenth keeps that near the noise.
-const defaultShare = 0.1
 
 // enabled reports whether the environment names an exporter of traces.
 func enabled() (bool, error) {
@@ -69,6 +63,10 @@ func New(ctx context.Context, log *slog.Logger) (*Tracer, error) {
 	if !on {
 		return nil, err
 	}
+	keep, err := samplerOf(os.Getenv("OTEL_TRACES_SAMPLER"), os.Getenv("OTEL_TRACES_SAMPLER_ARG"))
+	if err != nil {
+		return nil, err
+	}
 	var exports otlptrace.Client
 	switch protocol := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol {
 	case "", "http/protobuf":
@@ -88,12 +86,10 @@ func New(ctx context.Context, log *slog.Logger) (*Tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
-	options := []sdk.TracerProviderOption{sdk.WithBatcher(exporter), sdk.WithResource(about)} // the batches are as OTEL_BSP_… say
-	if os.Getenv("OTEL_TRACES_SAMPLER") == "" {
-		options = append(options, sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(defaultShare)))) // it would overrule the variable
-	}
-	p := sdk.NewTracerProvider(options...)
-	return &Tracer{provider: p, tracer: p.Tracer("github.com/warmpath/warmpath")}, nil
+	// The sampler is asked before there is a span. The batches are as OTEL_BSP_… say.
+	batches := newGather(sdk.NewBatchSpanProcessor(exporter), queueSize())
+	p := sdk.NewTracerProvider(sdk.WithSpanProcessor(batches), sdk.WithResource(about), sdk.WithSampler(sdk.AlwaysSample()), sdk.WithIDGenerator(ids{}))
+	return &Tracer{provider: p, tracer: p.Tracer("github.com/warmpath/warmpath"), sampler: keep}, nil
 }
 
 // Stop exports what is left, within ctx, and ends the tracer.
@@ -104,9 +100,15 @@ func (t *Tracer) Stop(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// StartServer begins the span of a request that came: a child of what parent has.
-func (t *Tracer) StartServer(parent context.Context, name string) (context.Context, trace.Span) {
-	return t.tracer.Start(parent, name, server...)
+// StartServer begins the span of a sampled request: a child of its client's.
+func (t *Tracer) StartServer(p *Place, name string) (context.Context, trace.Span) {
+	ctx := context.Background()
+	if p.from.HasSpanID() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, p.from)
+	} else {
+		ctx = context.WithValue(ctx, begun{}, p.from.TraceID())
+	}
+	return t.tracer.Start(ctx, name, server...)
 }
 
 // StartClient begins the span of a request to somebody else.
@@ -119,18 +121,6 @@ var (
 	server = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer)}
 	client = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient)}
 )
-
-// Extract returns a context with the trace that a request's headers continue.
-func (t *Tracer) Extract(h http.Header) context.Context {
-	return t.context.Extract(context.Background(), propagation.HeaderCarrier(h))
-}
-
-// Inject puts the trace of ctx into the headers of a request, in the place of what a
-// client sent: the state of a trace that could not be read belongs to no other.
-func (t *Tracer) Inject(ctx context.Context, h http.Header) {
-	delete(h, "Tracestate")
-	t.context.Inject(ctx, propagation.HeaderCarrier(h))
-}
 
 // ID returns the trace id of a traceparent header as a client sent it, "" if that has
 // none. It allocates nothing.

@@ -45,6 +45,7 @@ type Form uint8
 // The flags of a [Form].
 const (
 	Escaped     Form = 1 << iota // backslash escapes
+	Unicode                      // a backslash and a u, which most often is an escape
 	BeyondASCII                  // bytes above 0x7F
 )
 
@@ -215,7 +216,7 @@ func (s *Scanner) Span() []byte {
 	for i := s.pos; i < len(s.data) && s.err == nil; {
 		switch s.data[i] {
 		case '"':
-			if i = s.closing(i); i < 0 {
+			if i = s.closing(i + 1); i < 0 {
 				s.pos = len(s.data)
 				s.failf("'\"'")
 				return nil
@@ -245,34 +246,24 @@ func (s *Scanner) Span() []byte {
 	return nil
 }
 
-// closing returns where the string that opens at i closes, or -1. Most strings
-// are prose, in which the next quote is the end and is found at the speed of memory;
-// where quotes are escaped there are many of them, and words are faster.
+// closing returns where the string closes whose inside begins at i, or -1: at the
+// first quote that no backslash escapes, which is one that an even number of them
+// stand before.
 func (s *Scanner) closing(i int) int {
-	open := i
-	i++
-	n := bytes.IndexByte(s.data[i:], '"')
-	if n < 0 {
-		return -1
-	}
-	if i += n; s.data[i-1] != '\\' || i-1 == open {
-		return i
-	}
-	for i = open + 1; i < len(s.data); {
-		n, _ := plain(s.data[i:])
-		if i += n; i >= len(s.data) {
-			break
+	for first := i; ; i++ {
+		n := bytes.IndexByte(s.data[i:], '"')
+		if n < 0 {
+			return -1
 		}
-		switch s.data[i] {
-		case '"':
+		i += n
+		slash := i
+		for slash > first && s.data[slash-1] == '\\' {
+			slash--
+		}
+		if (i-slash)%2 == 0 {
 			return i
-		case '\\':
-			i += 2
-		default:
-			i++
 		}
 	}
-	return -1
 }
 
 // Int takes a number and returns it if it is an integer that fits; ok is false

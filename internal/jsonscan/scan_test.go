@@ -146,7 +146,7 @@ func FuzzAgreesWithEncodingJSON(f *testing.F) {
 func TestTellsTheFormOfStrings(t *testing.T) {
 	long := strings.Repeat("plain text ", 9)
 	for text, want := range map[string]Form{
-		``: 0, `abc`: 0, long: 0, `a\nb`: Escaped, long + `\u00e9`: Escaped, `é`: BeyondASCII, long + `é`: BeyondASCII,
+		``: 0, `abc`: 0, long: 0, `a\nb`: Escaped, long + `\u00e9`: Escaped | Unicode, long + `C:\\users`: Escaped | Unicode, long + `\\ u`: Escaped, `é`: BeyondASCII, long + `é`: BeyondASCII,
 		`é` + long: BeyondASCII, long + `é\n` + long: BeyondASCII | Escaped, `1234567\"`: Escaped,
 	} {
 		s := New([]byte(`"` + text + `"`))

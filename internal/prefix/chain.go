@@ -10,6 +10,7 @@
 package prefix
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 
@@ -126,7 +127,11 @@ func (b *builder) tag(t byte) {
 func (b *builder) name(name []byte) {
 	binary.LittleEndian.PutUint32(b.small[:4], uint32(len(name)))
 	_, _ = b.digest.Write(b.small[:4])
-	b.text(name, jsonscan.Escaped|jsonscan.BeyondASCII)
+	form := jsonscan.BeyondASCII
+	if bytes.Contains(name, unicodeEscape) {
+		form |= jsonscan.Unicode
+	}
+	b.text(name, form)
 }
 
 // text writes a string's raw bytes, cutting on the way.

@@ -309,10 +309,23 @@ func TestTokensAreEstimatedByScript(t *testing.T) {
 	} {
 		form := jsonscan.BeyondASCII
 		if strings.Contains(text, `\`) {
-			form |= jsonscan.Escaped
+			form |= jsonscan.Escaped | jsonscan.Unicode
 		}
 		if got := estimate([]byte(text), form); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestUnicodeEscapesAreCounted(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 2000 {
+		text := make([]byte, r.IntN(40))
+		for i := range text {
+			text[i] = `\\uu\xDC\xF5a`[r.IntN(7)] // with a high bit, they are no escape
+		}
+		if got, want := unicodeEscapes(text), bytes.Count(text, unicodeEscape); got != want {
+			t.Fatalf("%q: %d, want %d", text, got, want)
 		}
 	}
 }
@@ -376,9 +389,12 @@ func FuzzIdentity(f *testing.F) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	for _, size := range []int{4 << 10, 64 << 10, 512 << 10} {
-		body := []byte(`{"model":"m","stream":true,"messages":[{"role":"system","content":"` + prose(size, 1) + `"},{"role":"user","content":"question"}]}`)
-		b.Run(fmt.Sprint(size>>10, "KB"), func(b *testing.B) {
+	code := strings.Repeat(`\tif err := write(\"%s\"); err != nil {\n\t\treturn err\n\t}\n`, 512<<10/60)
+	for _, c := range []struct{ name, text string }{
+		{"4KB", prose(4<<10, 1)}, {"64KB", prose(64<<10, 1)}, {"512KB", prose(512<<10, 1)}, {"512KB of code", code},
+	} {
+		body := []byte(`{"model":"m","stream":true,"messages":[{"role":"system","content":"` + c.text + `"},{"role":"user","content":"question"}]}`)
+		b.Run(c.name, func(b *testing.B) {
 			p := new(Prompt)
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()

@@ -147,29 +147,46 @@ func (s *Scanner) str() (raw []byte, f Form) {
 }
 
 // pieceSize is so much of a string that it is still in the processor's nearest caches
-// when it has been checked.
+// when its escapes have been checked.
 const pieceSize = 16 << 10
 
-// Pieces checks the inside of a string that [Scanner.Span] has returned, less its
-// quotes, and hands it out piece by piece. No piece ends within an escape.
-func Pieces(raw []byte, take func(piece []byte, f Form)) error {
+// Pieces checks the escapes inside a string that [Scanner.Span] has returned, less its
+// quotes, and hands the string out piece by piece, with a form that tells of them. No
+// piece ends within an escape. The rest it leaves to take, which looks at all bytes
+// anyway: whether some are beyond ASCII, and whether there are control characters, which
+// no string may hold. Then take returns false. [Bytes] looks for both.
+func Pieces(raw []byte, take func(piece []byte, f Form) (ok bool)) error {
 	for off := 0; off < len(raw); {
 		rest := raw[off:]
 		n, f, err := escapes(rest[:min(pieceSize, len(rest))], len(rest) <= pieceSize)
 		if err != nil {
 			return err
 		}
-		at, or := control(rest[:n])
-		if at >= 0 {
+		if !take(rest[:n], f) {
 			return errControl
 		}
-		if or&highs != 0 {
-			f |= BeyondASCII
-		}
-		take(rest[:n], f)
 		off += n
 	}
 	return nil
+}
+
+// Whole is like [Pieces] but hands the string out in one piece, be it empty.
+func Whole(raw []byte, take func(piece []byte, f Form) (ok bool)) error {
+	_, f, err := escapes(raw, true)
+	if err == nil && !take(raw, f) {
+		err = errControl
+	}
+	return err
+}
+
+// Bytes returns the form of a string's piece but for escapes; ok is false if there is a
+// control character in it.
+func Bytes(p []byte) (f Form, ok bool) {
+	at, or := control(p)
+	if or&highs != 0 {
+		f = BeyondASCII
+	}
+	return f, at < 0
 }
 
 var (

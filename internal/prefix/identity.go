@@ -304,7 +304,9 @@ func (p *Prompt) content(value []byte, system bool) {
 func (p *Prompt) text(value []byte, system bool) {
 	raw := value[1 : len(value)-1]
 	if system && bytes.HasPrefix(raw, billingHeader) {
-		p.fail(jsonscan.Pieces(raw, func([]byte, jsonscan.Form) {}))
+		s := jsonscan.New(value)
+		s.Skip()
+		p.check(&s)
 		_, rest, found := bytes.Cut(raw, []byte(`\n`))
 		if !found {
 			return
@@ -403,9 +405,10 @@ func (p *Prompt) completions(r *openai.Request) {
 // one reads the text at s.
 func (p *Prompt) one(r *openai.Request, s *jsonscan.Scanner) {
 	p.begin(textRule, r)
-	raw, form := s.Str()
 	p.builder.tag(tagText)
-	p.builder.text(raw, form)
+	if value := s.Span(); value != nil {
+		p.fail(jsonscan.Whole(value[1:len(value)-1], p.builder.text))
+	}
 	p.builder.units -= perPrompt // a bare text has no generation prompt
 	p.end()
 }
@@ -417,9 +420,8 @@ func (p *Prompt) tokens(r *openai.Request, s *jsonscan.Scanner) {
 	n, since := 0, 0
 	for s.Enter(); s.Element(); {
 		id := s.Raw()
-		_, _ = b.digest.Write(id)
-		b.small[0] = ','
-		_, _ = b.digest.Write(b.small[:1])
+		b.digest.write(id)
+		b.digest.tag(',')
 		n++
 		since++
 		b.since++

@@ -55,7 +55,7 @@ func (p *Prompt) media(value []byte) {
 // not show.
 func (p *Prompt) value(value []byte) {
 	b := &p.builder
-	s := jsonscan.New(value)
+	s := jsonscan.Again(value, &p.long)
 	switch s.Kind() {
 	case jsonscan.Object:
 		from := p.gather(&s)

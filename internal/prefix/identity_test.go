@@ -474,7 +474,7 @@ func FuzzText(f *testing.F) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	code := strings.Repeat(`\tif err := write(\"%s\"); err != nil {\n\t\treturn err\n\t}\n`, 512<<10/60)
+	code := strings.Repeat(`\tif err := write(\"%s\"); err != nil {\n\t\treturn err\n\t}\n`, 512<<10/80)
 	for _, c := range []struct{ name, text string }{
 		{"4KB", prose(4<<10, 1)}, {"64KB", prose(64<<10, 1)}, {"512KB", prose(512<<10, 1)}, {"512KB of code", code},
 	} {

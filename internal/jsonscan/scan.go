@@ -45,6 +45,7 @@ type Form uint8
 // The flags of a [Form].
 const (
 	Escaped     Form = 1 << iota // backslash escapes
+	Unicode                      // a backslash and a u, which most often is an escape
 	BeyondASCII                  // bytes above 0x7F
 )
 
@@ -57,10 +58,20 @@ type Scanner struct {
 	depth int
 	first bool // the next member or element is its container's first
 	err   error
+	long  *Long // of the text that data is a part of, or nil
 }
 
 // New returns a scanner at the start of data, which must not change while it is used.
 func New(data []byte) Scanner { return Scanner{data: data} }
+
+// Again returns a scanner of data, a value in a text that has been marked: [Scanner.Span]
+// then passes the longest strings without looking for where they end.
+func Again(data []byte, long *Long) Scanner {
+	if long.n == 0 {
+		long = nil
+	}
+	return Scanner{data: data, long: long}
+}
 
 // Err returns the first error, or nil.
 func (s *Scanner) Err() error { return s.err }
@@ -209,16 +220,24 @@ func (s *Scanner) Raw() []byte {
 // Span takes the next value like Raw, but without checking what is inside it: it
 // only finds where an object, an array or a string ends. It is for values that
 // another scanner will walk; text that is no JSON may show only there.
-func (s *Scanner) Span() []byte {
+func (s *Scanner) Span() []byte { return s.Mark(nil) }
+
+// Mark takes the next value like Span, and notes its longest strings in long. All
+// values of one text may be marked in one Long, in their order.
+func (s *Scanner) Mark(long *Long) []byte {
 	s.Kind()
 	start, depth := s.pos, 0
 	for i := s.pos; i < len(s.data) && s.err == nil; {
 		switch s.data[i] {
 		case '"':
-			if i = s.closing(i); i < 0 {
+			open := i
+			if i = s.closing(i + 1); i < 0 {
 				s.pos = len(s.data)
 				s.failf("'\"'")
 				return nil
+			}
+			if long != nil {
+				long.add(s.data, open, i)
 			}
 		case '{', '[':
 			if depth++; s.depth+depth > MaxDepth {
@@ -245,34 +264,37 @@ func (s *Scanner) Span() []byte {
 	return nil
 }
 
-// closing returns where the string that opens at i closes, or -1. Most strings
-// are prose, in which the next quote is the end and is found at the speed of memory;
-// where quotes are escaped there are many of them, and words are faster.
+// closing returns where the string closes whose inside begins at i, or -1: at the
+// first quote that no backslash escapes, which is one that an even number of them
+// stand before.
 func (s *Scanner) closing(i int) int {
-	open := i
-	i++
-	n := bytes.IndexByte(s.data[i:], '"')
-	if n < 0 {
-		return -1
-	}
-	if i += n; s.data[i-1] != '\\' || i-1 == open {
-		return i
-	}
-	for i = open + 1; i < len(s.data); {
-		n, _ := plain(s.data[i:])
-		if i += n; i >= len(s.data) {
-			break
+	first, known := i, s.long == nil
+	for {
+		rest := s.data[i:]
+		if !known && len(rest) > minLong {
+			rest = rest[:minLong]
 		}
-		switch s.data[i] {
-		case '"':
+		n := bytes.IndexByte(rest, '"')
+		if n < 0 {
+			if i += len(rest); i == len(s.data) {
+				return -1
+			}
+			if end := s.long.closing(s.data, first); end >= 0 {
+				return end
+			}
+			known = true // as much as there is to know
+			continue
+		}
+		i += n
+		slash := i
+		for slash > first && s.data[slash-1] == '\\' {
+			slash--
+		}
+		if (i-slash)%2 == 0 {
 			return i
-		case '\\':
-			i += 2
-		default:
-			i++
 		}
+		i++
 	}
-	return -1
 }
 
 // Int takes a number and returns it if it is an integer that fits; ok is false

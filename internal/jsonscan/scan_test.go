@@ -146,7 +146,7 @@ func FuzzAgreesWithEncodingJSON(f *testing.F) {
 func TestTellsTheFormOfStrings(t *testing.T) {
 	long := strings.Repeat("plain text ", 9)
 	for text, want := range map[string]Form{
-		``: 0, `abc`: 0, long: 0, `a\nb`: Escaped, long + `\u00e9`: Escaped, `é`: BeyondASCII, long + `é`: BeyondASCII,
+		``: 0, `abc`: 0, long: 0, `a\nb`: Escaped, long + `\u00e9`: Escaped | Unicode, long + `C:\\users`: Escaped | Unicode, long + `\\ u`: Escaped, `é`: BeyondASCII, long + `é`: BeyondASCII,
 		`é` + long: BeyondASCII, long + `é\n` + long: BeyondASCII | Escaped, `1234567\"`: Escaped,
 	} {
 		s := New([]byte(`"` + text + `"`))
@@ -172,9 +172,16 @@ func FuzzSpan(f *testing.F) {
 			raw, form := c.Str()
 			var again []byte
 			var forms Form
-			err := Pieces(got[1:len(got)-1], func(piece []byte, f Form) { again, forms = append(again, piece...), forms|f })
-			if (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, again) || form != forms) {
-				t.Fatalf("%q: %q %v %v, want %q %v %v", got, again, forms, err, raw, form, c.Err())
+			take := func(piece []byte, f Form) bool {
+				seen, ok := Bytes(piece)
+				again, forms = append(again, piece...), forms|f|seen
+				return ok
+			}
+			for _, read := range []func([]byte, func([]byte, Form) bool) error{Pieces, Whole} {
+				again, forms = nil, 0
+				if err := read(got[1:len(got)-1], take); (err == nil) != (c.End() == nil) || err == nil && (!bytes.Equal(raw, again) || form != forms) {
+					t.Fatalf("%q: %q %v %v, want %q %v %v", got, again, forms, err, raw, form, c.Err())
+				}
 			}
 		}
 		if b.Err() == nil && len(got) == 0 {
@@ -213,15 +220,18 @@ func TestPiecesAreTheWholeString(t *testing.T) {
 			_, want := s.Str()
 			var got []byte
 			var form Form
-			err := Pieces(raw, func(piece []byte, f Form) {
+			err := Pieces(raw, func(piece []byte, f Form) bool {
+				seen, ok := Bytes(piece)
+				f |= seen
 				if got = append(got, piece...); len(piece) > pieceSize || f&^want != 0 {
 					t.Errorf("%q at %d: a piece of %d bytes and form %v", escape, before, len(piece), f)
 				}
 				form |= f
 				whole := New([]byte(`"` + string(piece) + `"`))
-				if whole.Skip(); whole.End() != nil {
+				if whole.Skip(); ok && whole.End() != nil {
 					t.Errorf("%q at %d: a piece ends with %q", escape, before, piece[max(0, len(piece)-8):])
 				}
+				return ok
 			})
 			if (err == nil) != (s.End() == nil) || err == nil && (!bytes.Equal(got, raw) || form != want) {
 				t.Errorf("%q at %d: %d bytes, form %v, want %v: %v, %v", escape, before, len(got), form, want, err, s.Err())

@@ -75,6 +75,14 @@ func control(p []byte) (at int, or uint64) {
 		or |= all
 		rest = rest[64:]
 	}
+	for len(rest) >= 8 {
+		w := binary.LittleEndian.Uint64(rest)
+		if controls(w)&highs != 0 {
+			break
+		}
+		or |= w
+		rest = rest[8:]
+	}
 	for i, b := range rest {
 		if b < 0x20 {
 			return len(p) - len(rest) + i, or
@@ -87,84 +95,98 @@ func control(p []byte) (at int, or uint64) {
 // controls marks the control characters of w as special does.
 func controls(w uint64) uint64 { return (w - ones*0x20) &^ w }
 
-// dense is how far a string is read word by word after something special, before
-// the next such byte is looked for at the speed of memory.
-const dense = 64
+// short is how far a string is read word by word, before its end and its escapes are
+// looked for at the speed of memory.
+const short = 64
 
 // str takes and checks the string whose opening quote is at pos.
 func (s *Scanner) str() (raw []byte, f Form) {
-	data, i, or := s.data, s.pos+1, uint64(0)
-	quote := -1 // the next quote, where it is behind i
-	for {
-		n, o := plain(data[i:min(i+dense, len(data))])
+	start, or := s.pos+1, uint64(0)
+	i := start
+	for i-start < short {
+		n, o := plain(s.data[i:min(start+short, len(s.data))])
 		i, or = i+n, or|o
-		if n == dense {
-			if quote < i {
-				if quote = bytes.IndexByte(data[i:], '"'); quote < 0 {
-					quote = len(data)
-				} else {
-					quote += i
-				}
-			}
-			end := quote
-			if slash := bytes.IndexByte(data[i:quote], '\\'); slash >= 0 {
-				end = i + slash
-			}
-			at, o := control(data[i:end])
-			or |= o
-			if at >= 0 {
-				end = i + at
-			}
-			i = end
+		if i == len(s.data) || s.data[i] != '\\' {
+			break
 		}
-		if i >= len(data) {
-			s.pos = len(data)
+		n, form := escape(s.data[i:])
+		if n == 0 {
+			break // what follows finds it again
+		}
+		i, f = i+n, f|form
+	}
+	end := i
+	if i == len(s.data) || s.data[i] != '"' {
+		rest := s.data[i:]
+		if end = s.closing(i); end >= 0 {
+			rest = s.data[i:end]
+		}
+		at, o := control(rest)
+		to, form, err := escapes(rest, true)
+		switch {
+		case at >= 0 && (err == nil || at < to):
+			s.pos = i + at
+			s.fail(errControl)
+			return nil, 0
+		case err != nil:
+			s.pos = i + to
+			s.fail(err)
+			return nil, 0
+		case end < 0:
+			s.pos = len(s.data)
 			s.failf("'\"'")
 			return nil, 0
 		}
-		switch {
-		case data[i] == '"':
-			raw = data[s.pos+1 : i]
-			s.pos = i + 1
-			s.first = false
-			if or&highs != 0 {
-				f |= BeyondASCII
-			}
-			return raw, f
-		case data[i] < 0x20:
-			s.pos = i
-			s.fail(errControl)
-			return nil, 0
-		}
-		for f |= Escaped; i < len(data) && data[i] == '\\'; {
-			n := escapeLen(data[i:])
-			if n == 0 {
-				s.pos = i
-				s.fail(errEscape)
-				return nil, 0
-			}
-			i += n
-		}
+		f, or = f|form, or|o
 	}
+	if or&highs != 0 {
+		f |= BeyondASCII
+	}
+	s.pos, s.first = end+1, false
+	return s.data[start:end], f
 }
 
 // pieceSize is so much of a string that it is still in the processor's nearest caches
-// when it has been checked.
+// when its escapes have been checked.
 const pieceSize = 16 << 10
 
-// Pieces checks the inside of a string that [Scanner.Span] has returned, less its
-// quotes, and hands it out piece by piece. No piece ends within an escape.
-func Pieces(raw []byte, take func(piece []byte, f Form)) error {
+// Pieces checks the escapes inside a string that [Scanner.Span] has returned, less its
+// quotes, and hands the string out piece by piece, with a form that tells of them. No
+// piece ends within an escape. The rest it leaves to take, which looks at all bytes
+// anyway: whether some are beyond ASCII, and whether there are control characters, which
+// no string may hold. Then take returns false. [Bytes] looks for both.
+func Pieces(raw []byte, take func(piece []byte, f Form) (ok bool)) error {
 	for off := 0; off < len(raw); {
 		rest := raw[off:]
-		n, f, err := inside(rest[:min(pieceSize, len(rest))], len(rest) <= pieceSize)
+		n, f, err := escapes(rest[:min(pieceSize, len(rest))], len(rest) <= pieceSize)
 		if err != nil {
 			return err
 		}
-		take(rest[:n], f)
+		if !take(rest[:n], f) {
+			return errControl
+		}
 		off += n
 	}
 	return nil
+}
+
+// Whole is like [Pieces] but hands the string out in one piece, be it empty.
+func Whole(raw []byte, take func(piece []byte, f Form) (ok bool)) error {
+	_, f, err := escapes(raw, true)
+	if err == nil && !take(raw, f) {
+		err = errControl
+	}
+	return err
+}
+
+// Bytes returns the form of a string's piece but for escapes; ok is false if there is a
+// control character in it.
+func Bytes(p []byte) (f Form, ok bool) {
+	at, or := control(p)
+	if or&highs != 0 {
+		f = BeyondASCII
+	}
+	return f, at < 0
 }
 
 var (
@@ -172,77 +194,55 @@ var (
 	errEscape  = errors.New("bad escape in a string")
 )
 
-// inside returns how much of p can stand in a string: all of it, less a part of an
-// escape at its end unless that is the string's last piece.
-func inside(p []byte, last bool) (i int, f Form, err error) {
-	or := uint64(0)
-	for i < len(p) {
-		n, o := plain(p[i:min(i+dense, len(p))])
-		i, or = i+n, or|o
-		if n == dense {
-			end := len(p)
-			if slash := bytes.IndexByte(p[i:], '\\'); slash >= 0 {
-				end = i + slash
-			}
-			at, o := control(p[i:end])
-			or |= o
-			if at >= 0 {
-				end = i + at
-			}
-			i = end
+// escapes returns how much of p can stand in a string for all its escapes tell: all of
+// it, less a part of an escape at its end unless that is the string's last piece.
+func escapes(p []byte, last bool) (i int, f Form, err error) {
+	for {
+		n := bytes.IndexByte(p[i:], '\\')
+		if n < 0 {
+			return len(p), f, nil
 		}
-		if i < len(p) && p[i] != '\\' {
-			return i, f, errControl
-		}
-		for i < len(p) && p[i] == '\\' {
-			n := escapeLen(p[i:])
-			if n == 0 && !last && len(p)-i < len(`\u0000`) {
-				p = p[:i]
-				break
-			}
-			if n == 0 {
+		for i += n; i < len(p) && p[i] == '\\'; i += n {
+			var form Form
+			if n, form = escape(p[i:]); n == 0 {
+				if !last && len(p)-i < len(`\u0000`) {
+					return i, f, nil
+				}
 				return i, f, errEscape
 			}
-			f |= Escaped
-			i += n
+			f |= form
 		}
 	}
-	if or&highs != 0 {
-		f |= BeyondASCII
-	}
-	return i, f, nil
 }
 
-// escapeLen returns the length of the escape that begins b, or 0 if it is not one.
-func escapeLen(b []byte) int {
+// escape returns the length of the escape that begins b, or 0 if it is not one.
+func escape(b []byte) (n int, f Form) {
 	if len(b) < 2 {
-		return 0
+		return 0, 0
 	}
 	switch b[1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		return 2
+	case '\\':
+		if len(b) > 2 && b[2] == 'u' {
+			return 2, Escaped | Unicode
+		}
+		return 2, Escaped
+	case '"', '/', 'b', 'f', 'n', 'r', 't':
+		return 2, Escaped
 	case 'u':
 		if len(b) >= 6 && hex4(b[2:6]) >= 0 {
-			return 6
+			return 6, Escaped | Unicode
 		}
 	}
-	return 0
+	return 0, 0
 }
 
-// hex4 returns the value of four hexadecimal digits, or -1.
+// hexDigits holds the values of hexadecimal digits plus one, and 0 for other bytes.
+var hexDigits = [256]int8{'0': 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 'A': 11, 12, 13, 14, 15, 16, 'a': 11, 12, 13, 14, 15, 16}
+
+// hex4 returns the value of four hexadecimal digits, or a negative number.
 func hex4(b []byte) rune {
-	var r rune
-	for _, c := range b[:4] {
-		switch {
-		case c-'0' <= 9:
-			r = r<<4 | rune(c-'0')
-		case (c|0x20)-'a' <= 5:
-			r = r<<4 | rune((c|0x20)-'a'+10)
-		default:
-			return -1
-		}
-	}
-	return r
+	digit := func(i int) rune { return rune(hexDigits[b[i]]) - 1 }
+	return digit(0)<<12 | digit(1)<<8 | digit(2)<<4 | digit(3)
 }
 
 // Unescape returns a string's value from its raw bytes, which must have come

@@ -55,6 +55,9 @@ type Prompt struct {
 	// Continue is true when the prompt ends inside its last message
 	// (continue_final_message, or add_generation_prompt false).
 	Continue bool
+	// Long knows where the longest strings of the members end, for who walks them
+	// ([jsonscan.Again]).
+	Long jsonscan.Long
 	// Head holds every other member that changes the rendered prompt as a whole, in
 	// an order of its own.
 	Head [len(headNames)][]byte
@@ -144,34 +147,34 @@ func (p *Prompt) take(endpoint Endpoint, name []byte, s *jsonscan.Scanner) {
 	switch string(name) {
 	case "messages":
 		if endpoint == Chat || endpoint == Messages {
-			p.Turns = value(s)
+			p.Turns = p.value(s)
 			return
 		}
 	case "input":
 		if endpoint == Responses {
-			p.Turns = value(s)
+			p.Turns = p.value(s)
 			return
 		}
 	case "prompt":
 		if endpoint == Completions {
-			p.Turns = value(s)
+			p.Turns = p.value(s)
 			return
 		}
 	case "system":
 		if endpoint == Messages {
-			p.System = value(s)
+			p.System = p.value(s)
 			return
 		}
 	case "instructions":
 		if endpoint == Responses {
-			p.System = value(s)
+			p.System = p.value(s)
 			return
 		}
 	case "tools":
-		p.Tools = value(s)
+		p.Tools = p.value(s)
 		return
 	case "cache_salt":
-		p.Salt = value(s)
+		p.Salt = p.value(s)
 		return
 	case "add_generation_prompt":
 		if s.Kind() == jsonscan.False {
@@ -185,7 +188,7 @@ func (p *Prompt) take(endpoint Endpoint, name []byte, s *jsonscan.Scanner) {
 	default:
 		for i := range headNames {
 			if string(name) == headNames[i] {
-				p.Head[i] = value(s)
+				p.Head[i] = p.value(s)
 				return
 			}
 		}
@@ -226,12 +229,12 @@ func (p *Prompt) embeds() []byte {
 }
 
 // value takes a member's value; null counts as absent.
-func value(s *jsonscan.Scanner) []byte {
+func (p *Prompt) value(s *jsonscan.Scanner) []byte {
 	if s.Kind() == jsonscan.Null {
 		s.Skip()
 		return nil
 	}
-	return s.Span()
+	return s.Mark(&p.Long)
 }
 
 // str takes a string value with its escapes resolved; other kinds are "".

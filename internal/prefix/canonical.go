@@ -37,10 +37,10 @@ func (p *Prompt) gather(s *jsonscan.Scanner) (from int) {
 func (p *Prompt) media(value []byte) {
 	b := &p.builder
 	outer := *b
-	b.digest.Reset()
+	b.digest.reset()
 	b.muted = true // a picture's bytes are not the prompt's
 	p.value(value)
-	sum := b.digest.Sum64()
+	sum := b.digest.sum()
 	*b = outer
 
 	binary.BigEndian.PutUint64(b.small[:8], sum)
@@ -55,7 +55,7 @@ func (p *Prompt) media(value []byte) {
 // not show.
 func (p *Prompt) value(value []byte) {
 	b := &p.builder
-	s := jsonscan.New(value)
+	s := jsonscan.Again(value, &p.long)
 	switch s.Kind() {
 	case jsonscan.Object:
 		from := p.gather(&s)

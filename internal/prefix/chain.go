@@ -10,6 +10,7 @@
 package prefix
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 
@@ -86,7 +87,7 @@ const (
 // builder writes one prompt's canonical stream and cuts it.
 type builder struct {
 	chain  Chain
-	digest xxhash.Digest
+	digest digest
 	small  [16]byte
 	offset int   // in the stream
 	since  int   // the last cut
@@ -99,25 +100,24 @@ func (b *builder) start(rule string, model string, salt []byte) {
 	b.chain.Answers = b.chain.Answers[:0]
 	b.chain.Tokens, b.chain.Exact = 0, rule == tokenRule
 	b.offset, b.since, b.units = 0, 0, 0
-	b.digest.Reset()
-	_, _ = b.digest.WriteString(rule)
-	b.seed(model)
-	b.seed(string(salt))
+	b.digest.reset()
+	b.digest.write([]byte(rule))
+	b.seed([]byte(model))
+	b.seed(salt)
 }
 
 // seed mixes in a value without moving the cuts.
-func (b *builder) seed(value string) {
+func (b *builder) seed(value []byte) {
 	binary.LittleEndian.PutUint64(b.small[:8], uint64(len(value)))
-	_, _ = b.digest.Write(b.small[:8])
-	_, _ = b.digest.WriteString(value)
+	b.digest.write(b.small[:8])
+	b.digest.write(value)
 }
 
 // tag separates what comes before from what comes after. Tags are control
 // characters, which no JSON string or number contains, so that a stream can be
 // read back in one way only.
 func (b *builder) tag(t byte) {
-	b.small[0] = t
-	_, _ = b.digest.Write(b.small[:1])
+	b.digest.tag(t)
 	b.offset++
 	b.since++
 }
@@ -125,24 +125,36 @@ func (b *builder) tag(t byte) {
 // name writes a member's name, whose length is known before it begins.
 func (b *builder) name(name []byte) {
 	binary.LittleEndian.PutUint32(b.small[:4], uint32(len(name)))
-	_, _ = b.digest.Write(b.small[:4])
-	b.text(name, jsonscan.Escaped|jsonscan.BeyondASCII)
+	b.digest.write(b.small[:4])
+	form := jsonscan.Form(0)
+	if bytes.Contains(name, unicodeEscape) {
+		form = jsonscan.Unicode
+	}
+	b.text(name, form) // control characters are resolved escapes
 }
 
-// text writes a string's raw bytes, cutting on the way.
-func (b *builder) text(raw []byte, form jsonscan.Form) {
+// text writes a string's raw bytes, cutting on the way. The form need not say
+// whether any are beyond ASCII; ok is false if there is a control character.
+func (b *builder) text(raw []byte, form jsonscan.Form) (ok bool) {
+	ok = true
 	for len(raw) > 0 {
 		room := max(1, zone(b.offset)-b.since)
 		piece := raw[:min(room, len(raw))]
 		raw = raw[len(piece):]
-		_, _ = b.digest.Write(piece)
+		f := form
+		if !b.digest.write(piece) {
+			beyond, clean := jsonscan.Bytes(piece)
+			f |= beyond
+			ok = ok && clean
+		}
 		b.offset += len(piece)
 		b.since += len(piece)
-		b.units += estimate(piece, form)
+		b.units += estimate(piece, f)
 		if len(piece) == room {
 			b.cut()
 		}
 	}
+	return ok
 }
 
 func zone(offset int) int {
@@ -162,7 +174,7 @@ func (b *builder) cut() {
 	}
 	b.since = 0
 	if len(b.chain.Cuts) < maxCuts {
-		b.chain.Cuts = append(b.chain.Cuts, Cut{Hash(b.digest.Sum64()), b.tokens()})
+		b.chain.Cuts = append(b.chain.Cuts, Cut{Hash(b.digest.sum()), b.tokens()})
 	}
 }
 

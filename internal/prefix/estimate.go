@@ -9,11 +9,25 @@ import (
 )
 
 const (
+	lowBits   = 0x0101010101010101
 	highBits  = 0x8080808080808080
 	unicodeBy = 6 // bytes of \uXXXX
 )
 
 var unicodeEscape = []byte(`\u`)
+
+// unicodeEscapes returns how often text holds unicodeEscape.
+func unicodeEscapes(text []byte) (n int) {
+	for len(text) > 8 {
+		slash := zeros(binary.LittleEndian.Uint64(text) ^ '\\'*lowBits)
+		n += bits.OnesCount64(slash & zeros(binary.LittleEndian.Uint64(text[1:])^'u'*lowBits))
+		text = text[8:]
+	}
+	return n + bytes.Count(text, unicodeEscape)
+}
+
+// zeros marks the bytes of w that are zero with their high bits.
+func zeros(w uint64) uint64 { return ^(w&^highBits + ^uint64(highBits) | w) & highBits }
 
 // estimate returns the tokens of a piece of text in twentieths. The form may be
 // that of a longer text which the piece is from.
@@ -23,6 +37,9 @@ func estimate(text []byte, form jsonscan.Form) int64 {
 	}
 	beyond, runes := 0, 0 // bytes beyond ASCII, and the characters they make
 	i := 0
+	if form&jsonscan.BeyondASCII == 0 {
+		i = len(text)
+	}
 	for ; i+8 <= len(text); i += 8 {
 		w := binary.LittleEndian.Uint64(text[i:])
 		if w&highBits == 0 {
@@ -40,8 +57,8 @@ func estimate(text []byte, form jsonscan.Form) int64 {
 		}
 	}
 	ascii := len(text) - beyond
-	if form&jsonscan.Escaped != 0 {
-		n := min(bytes.Count(text, unicodeEscape), ascii/unicodeBy)
+	if form&jsonscan.Unicode != 0 {
+		n := min(unicodeEscapes(text), ascii/unicodeBy)
 		ascii -= n * unicodeBy
 		runes += n
 	}

@@ -21,6 +21,7 @@ type Prompt struct {
 
 	builder builder
 	members []member
+	long    jsonscan.Long // of the request that is being read
 	err     error
 }
 
@@ -55,6 +56,7 @@ const (
 func (p *Prompt) Read(r *openai.Request) error {
 	p.Chains, p.members = p.Chains[:0], p.members[:0]
 	p.Tokens, p.Home, p.err = 0, 0, nil
+	p.long = r.Prompt.Long
 	switch r.Endpoint {
 	case openai.Chat, openai.Messages, openai.Responses:
 		p.begin(textRule, r)
@@ -69,6 +71,7 @@ func (p *Prompt) Read(r *openai.Request) error {
 		}
 	}
 	clear(p.members[:cap(p.members)]) // spans of the request, which need not live as long as the prompt
+	p.long = jsonscan.Long{}
 	return p.err
 }
 
@@ -129,7 +132,7 @@ func (p *Prompt) conversation(in *openai.Prompt) {
 	if in.System != nil && string(in.System) != `""` {
 		p.message(`"system"`, in.System)
 	}
-	s := jsonscan.New(in.Turns)
+	s := jsonscan.Again(in.Turns, &p.long)
 	if s.Kind() != jsonscan.Array { // responses: input is one user message
 		p.message(`"user"`, in.Turns)
 		p.markHome()
@@ -147,7 +150,7 @@ func (p *Prompt) conversation(in *openai.Prompt) {
 
 // tools writes each tool as it came, less white space.
 func (p *Prompt) tools(value []byte) {
-	s := jsonscan.New(value)
+	s := jsonscan.Again(value, &p.long)
 	if s.Kind() == jsonscan.Array {
 		for s.Enter(); s.Element(); {
 			p.builder.tag(tagTools)
@@ -289,7 +292,7 @@ var billingHeader = []byte("x-anthropic-billing-header")
 // content writes a message's content: a string, or a list of parts. A string
 // and a single text part are the same prompt.
 func (p *Prompt) content(value []byte, system bool) {
-	s := jsonscan.New(value)
+	s := jsonscan.Again(value, &p.long)
 	if s.Kind() != jsonscan.Array {
 		p.part(value, system)
 		return
@@ -304,7 +307,9 @@ func (p *Prompt) content(value []byte, system bool) {
 func (p *Prompt) text(value []byte, system bool) {
 	raw := value[1 : len(value)-1]
 	if system && bytes.HasPrefix(raw, billingHeader) {
-		p.fail(jsonscan.Pieces(raw, func([]byte, jsonscan.Form) {}))
+		s := jsonscan.Again(value, &p.long)
+		s.Skip()
+		p.check(&s)
 		_, rest, found := bytes.Cut(raw, []byte(`\n`))
 		if !found {
 			return
@@ -319,7 +324,7 @@ func (p *Prompt) text(value []byte, system bool) {
 // image or another medium is known by a hash of all that describes it.
 func (p *Prompt) part(value []byte, system bool) {
 	var kind, text []byte
-	s := jsonscan.New(value)
+	s := jsonscan.Again(value, &p.long)
 	switch s.Kind() {
 	case jsonscan.String:
 		p.text(value, system)
@@ -369,7 +374,7 @@ func isMedia(kind []byte) bool {
 // completions reads a prompt that is a text, a list of token ids, or a list of
 // texts or such lists.
 func (p *Prompt) completions(r *openai.Request) {
-	s := jsonscan.New(r.Prompt.Turns)
+	s := jsonscan.Again(r.Prompt.Turns, &p.long)
 	first := s
 	if s.Kind() == jsonscan.Array {
 		first.Enter()
@@ -403,9 +408,10 @@ func (p *Prompt) completions(r *openai.Request) {
 // one reads the text at s.
 func (p *Prompt) one(r *openai.Request, s *jsonscan.Scanner) {
 	p.begin(textRule, r)
-	raw, form := s.Str()
 	p.builder.tag(tagText)
-	p.builder.text(raw, form)
+	if value := s.Span(); value != nil {
+		p.fail(jsonscan.Whole(value[1:len(value)-1], p.builder.text))
+	}
 	p.builder.units -= perPrompt // a bare text has no generation prompt
 	p.end()
 }
@@ -417,9 +423,8 @@ func (p *Prompt) tokens(r *openai.Request, s *jsonscan.Scanner) {
 	n, since := 0, 0
 	for s.Enter(); s.Element(); {
 		id := s.Raw()
-		_, _ = b.digest.Write(id)
-		b.small[0] = ','
-		_, _ = b.digest.Write(b.small[:1])
+		b.digest.write(id)
+		b.digest.tag(',')
 		n++
 		since++
 		b.since++

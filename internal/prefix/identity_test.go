@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/warmpath/warmpath/internal/jsonscan"
 	"github.com/warmpath/warmpath/internal/openai"
@@ -309,10 +312,23 @@ func TestTokensAreEstimatedByScript(t *testing.T) {
 	} {
 		form := jsonscan.BeyondASCII
 		if strings.Contains(text, `\`) {
-			form |= jsonscan.Escaped
+			form |= jsonscan.Escaped | jsonscan.Unicode
 		}
 		if got := estimate([]byte(text), form); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestUnicodeEscapesAreCounted(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 2000 {
+		text := make([]byte, r.IntN(40))
+		for i := range text {
+			text[i] = `\\uu\xDC\xF5a`[r.IntN(7)] // with a high bit, they are no escape
+		}
+		if got, want := unicodeEscapes(text), bytes.Count(text, unicodeEscape); got != want {
+			t.Fatalf("%q: %d, want %d", text, got, want)
 		}
 	}
 }
@@ -375,10 +391,95 @@ func FuzzIdentity(f *testing.F) {
 	})
 }
 
+// simply returns the cuts of a completion's prompt, the inside of a JSON string, in
+// the plainest way.
+func simply(raw []byte) (cuts []Cut) {
+	d := xxhash.New()
+	_, _ = d.WriteString(textRule)
+	_, _ = d.Write(make([]byte, 16)) // the lengths of the model's name and the salt
+	_, _ = d.Write([]byte{tagText})
+	units, offset, since := 0, 1, 1
+	for len(raw) > 0 {
+		room := max(1, zone(offset)-since)
+		piece := raw[:min(room, len(raw))]
+		ascii, runes := 0, 0
+		for _, b := range piece {
+			_, _ = d.Write([]byte{b})
+			if b < 0x80 {
+				ascii++
+			}
+			if b >= 0xC0 {
+				runes++
+			}
+		}
+		escapes := min(bytes.Count(piece, unicodeEscape), ascii/unicodeBy)
+		units += (ascii-escapes*unicodeBy)*perASCII + (runes+escapes)*perRune
+		raw, offset, since = raw[len(piece):], offset+len(piece), since+len(piece)
+		if len(piece) == room {
+			cuts, since = append(cuts, Cut{Hash(d.Sum64()), int32(units / unit)}), 0
+		}
+	}
+	if since > 0 {
+		cuts = append(cuts, Cut{Hash(d.Sum64()), int32((units - perPrompt) / unit)})
+	}
+	return cuts
+}
+
+// FuzzText puts a text of any length where prompts have texts, and compares what is
+// read with what encoding/json takes, and with simply.
+func FuzzText(f *testing.F) {
+	fillers := strings.NewReplacer("<plain>", prose(3000, 1), "<code>", strings.Repeat(`say(\"it\")\n`, 250), "<wide>", strings.Repeat("漢字kanji", 300), "<escapes>", strings.Repeat(`\u4f60\\users`, 300))
+	for _, seed := range []string{
+		"", "a", "<plain><plain>", "<plain>\x1f<plain>", "<plain>\x00", "\x1f<code>", "<code><wide>\x1f<wide>", "<wide><wide>", "<plain>\x7f\x80\xff<plain>",
+		`<plain>\`, `<code>\x`, `<escapes>\u12`, "<escapes><plain><plain><plain><plain><plain>" + `\u1234<wide>`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if text = fillers.Replace(text); len(text) > 1<<20 {
+			return
+		}
+		quoted := `"` + text + `"`
+		if s := jsonscan.New([]byte(quoted)); len(s.Span()) != len(quoted) {
+			return // it ends sooner
+		}
+		valid := json.Valid([]byte(quoted))
+		for body, endpoint := range map[string]openai.Endpoint{
+			`{"messages":[{"content":` + quoted + `,"role":"user"}]}`:                                         openai.Chat,
+			`{"messages":[{"content":[{"type":"text","text":` + quoted + `}]}]}`:                              openai.Chat,
+			`{"messages":[],"tools":[{"name":"f","description":` + quoted + `}]}`:                             openai.Chat,
+			`{"messages":[{"tool_calls":[{"function":{"arguments":` + quoted + `}}]}]}`:                       openai.Chat,
+			`{"messages":[],"system":[{"type":"text","text":"x-anthropic-billing-header` + quoted[1:] + `}]}`: openai.Messages,
+			`{"input":[{"type":"message","content":[{"type":"input_image","image_url":` + quoted + `}]}]}`:    openai.Responses,
+			`{"input":` + quoted + `,"instructions":"be brief"}`:                                              openai.Responses,
+			`{"prompt":` + quoted + `}`:             openai.Completions,
+			`{"prompt":["another",` + quoted + `]}`: openai.Completions,
+		} {
+			r, err := openai.Parse(endpoint, []byte(body))
+			if err != nil {
+				t.Fatalf("%v: %.200q", err, body)
+			}
+			p := new(Prompt)
+			if err := p.Read(&r); (err == nil) != valid {
+				t.Fatalf("%v, but it is valid JSON: %v: %.200q", err, valid, body)
+			}
+			if endpoint == openai.Completions && valid {
+				got, want := p.Chains[len(p.Chains)-1].Cuts, simply([]byte(text))
+				if !slices.Equal(got, want) {
+					t.Fatalf("cuts %v, want %v: %.200q", got, want, body)
+				}
+			}
+		}
+	})
+}
+
 func BenchmarkRead(b *testing.B) {
-	for _, size := range []int{4 << 10, 64 << 10, 512 << 10} {
-		body := []byte(`{"model":"m","stream":true,"messages":[{"role":"system","content":"` + prose(size, 1) + `"},{"role":"user","content":"question"}]}`)
-		b.Run(fmt.Sprint(size>>10, "KB"), func(b *testing.B) {
+	code := strings.Repeat(`\tif err := write(\"%s\"); err != nil {\n\t\treturn err\n\t}\n`, 512<<10/80)
+	for _, c := range []struct{ name, text string }{
+		{"4KB", prose(4<<10, 1)}, {"64KB", prose(64<<10, 1)}, {"512KB", prose(512<<10, 1)}, {"512KB of code", code},
+	} {
+		body := []byte(`{"model":"m","stream":true,"messages":[{"role":"system","content":"` + c.text + `"},{"role":"user","content":"question"}]}`)
+		b.Run(c.name, func(b *testing.B) {
 			p := new(Prompt)
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()

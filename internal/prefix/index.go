@@ -82,6 +82,7 @@ type slot struct {
 // lru is a list of a slot's segments by their last use, and the blocks they take.
 type lru struct {
 	newest, oldest int32
+	since          uint64 // the stamp of the oldest
 	used           int64
 }
 
@@ -422,13 +423,18 @@ func (x *Index) segmentOf(id int32, s int) int32 {
 }
 
 // find returns the segment on an edge that a slot's cache of a generation has, or none.
+// The segment comes to the front of its edge's list: a request asks for it several times.
 func (x *Index) find(id int32, s int, generation uint16) int32 {
-	for at := x.edges.get(id).segs; at != none; {
+	e, before := x.edges.get(id), int32(none)
+	for at := e.segs; at != none; {
 		g := x.segs.get(at)
 		if int(g.slot) == s && g.generation == generation {
+			if before != none {
+				x.segs.get(before).next, g.next, e.segs = g.next, e.segs, at
+			}
 			return at
 		}
-		at = g.next
+		before, at = at, g.next
 	}
 	return none
 }

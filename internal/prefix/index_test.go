@@ -58,6 +58,9 @@ func (x *Index) checkList(t *testing.T, s int, list *lru, generation uint16, seg
 		newer = id
 		*segments++
 	}
+	if list.oldest != none && list.since != x.segs.get(list.oldest).stamp {
+		t.Fatalf("slot %d: the oldest is of %d, not %d", s, x.segs.get(list.oldest).stamp, list.since)
+	}
 	if list.oldest != newer || used != list.used {
 		t.Fatalf("slot %d: used %d, charged %d; the oldest is %d, not %d", s, list.used, used, newer, list.oldest)
 	}

@@ -116,6 +116,32 @@ type Match struct {
 	Answer int32 // tokens of a generated answer that follow it, held too
 }
 
+// Matches is what all slots hold of a chain: [Index.Find] fills it. It is used again and
+// again, since to clear it takes as long as there are holders, not slots.
+type Matches struct {
+	Holders []int32 // the slots that hold any of the chain
+	BySlot  []Match // slots beyond its end hold nothing
+}
+
+// Of returns what a slot holds.
+func (m *Matches) Of(slot int) Match {
+	if slot >= len(m.BySlot) {
+		return Match{Cut: none}
+	}
+	return m.BySlot[slot]
+}
+
+// clear forgets the last chain, and makes room for so many slots.
+func (m *Matches) clear(slots int) {
+	for _, s := range m.Holders {
+		m.BySlot[s] = Match{Cut: none}
+	}
+	m.Holders = m.Holders[:0]
+	for len(m.BySlot) < slots {
+		m.BySlot = append(m.BySlot, Match{Cut: none})
+	}
+}
+
 // Known is what the index knows of a chain, whoever holds it.
 type Known struct {
 	Cut    int32 // the last cut that any chain before had in common with it, -1 for none
@@ -178,12 +204,10 @@ func (x *Index) Block(s int) int {
 	return int(x.slots[s].block)
 }
 
-// Find fills matches, which is indexed by slot, with what each holds of c, and
-// returns what is known of it at all.
-func (x *Index) Find(c *Chain, matches []Match) (known Known) {
-	for i := range matches {
-		matches[i] = Match{Cut: none}
-	}
+// Find fills matches with what each slot holds of c, and returns what is known of it at
+// all.
+func (x *Index) Find(c *Chain, matches *Matches) (known Known) {
+	matches.clear(len(x.slots))
 	known.Cut = none
 	parent := int32(none)
 	for i, base := 0, int32(0); i < len(c.Cuts); base = known.Tokens {
@@ -196,12 +220,15 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		for id := e.segs; id != none; {
 			g := x.segs.get(id)
 			id = g.next
-			if int(g.slot) >= len(matches) || g.generation != x.slots[g.slot].generation {
+			if g.generation != x.slots[g.slot].generation {
 				continue
 			}
-			m := &matches[g.slot]
+			m := &matches.BySlot[g.slot]
 			if m.Cut != int32(i-1) {
 				continue // it does not hold all that comes before
+			}
+			if i == 0 {
+				matches.Holders = append(matches.Holders, g.slot)
 			}
 			d := min(int(g.depth), k)
 			m.Cut, m.Tokens, m.Answer = int32(i+d-1), base+e.upTo(d), 0

@@ -248,6 +248,10 @@ const paceNoise = 1.5
 // while no prefill samples it: a replica that nobody is sent to for its pace is tried again.
 const paceMemory = 30.0
 
+// paceForgotten is the seconds after which nothing is left of any difference that paces
+// can have: log(maxPace/minPace) halved five times is below log(paceNoise).
+const paceForgotten = 5 * paceMemory
+
 // steadyPace returns the pace, drawn towards the fleet's by the noise of samples
 // and by their age.
 func (s *slot) steadyPace(fleet float64, now moment) float64 {
@@ -259,7 +263,11 @@ func (s *slot) steadyPace(fleet float64, now moment) float64 {
 
 // ownPace is steadyPace beyond the noise.
 func (s *slot) ownPace(fleet float64, now moment) float64 {
-	away := math.Log(s.pace/fleet) * math.Exp2(-now.since(s.sampled)/paceMemory)
+	age := now.since(s.sampled)
+	if age > paceForgotten {
+		return fleet
+	}
+	away := math.Log(s.pace/fleet) * math.Exp2(-age/paceMemory)
 	return fleet * math.Exp(math.Copysign(max(0, math.Abs(away)-math.Log(paceNoise)), away))
 }
 

@@ -78,7 +78,7 @@ func TestADecisionIsMadeFromWhatTheFormulasSay(t *testing.T) {
 			_, known := f.r.lookup(req, f.r.model(req.Model), nil)
 			load, minWait, least := 0.0, math.Inf(1), math.Inf(1)
 			for i, s := range f.r.chosen {
-				a, slot := &f.r.candidates[i], s.number
+				a, slot := &f.r.candidates[i], s.at()
 				want := &averages[slot]
 				load += want.loadAt(f.now) / float64(len(f.r.chosen))
 				minWait, least = min(minWait, a.Wait), min(least, a.Total)
@@ -96,7 +96,7 @@ func TestADecisionIsMadeFromWhatTheFormulasSay(t *testing.T) {
 				if want := a.Wait + weight*(a.Work+a.Evicted) - c.fleet.credit(a) + 100*decodeTime*a.Pace*float64(a.InFlight) + a.Penalty; !near(a.Total, want) {
 					t.Fatalf("seed %d, slot %d: it costs %v, want %v", seed, slot, a.Total, want)
 				}
-				if f.r.held[slot].cached > f.r.held[f.r.chosen[c.longest].number].cached {
+				if f.r.held[slot].cached > f.r.held[f.r.chosen[c.longest].at()].cached {
 					t.Fatalf("seed %d: slot %d holds more than who holds the most", seed, slot)
 				}
 			}

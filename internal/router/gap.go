@@ -63,7 +63,7 @@ func (l *Lease) measure(prompt, cached, held, lost, tolerance int) {
 	if more := cached - held - l.answer; more > tolerance {
 		g.Unknown = more
 	}
-	if l.longest != l.slot.number {
+	if l.longest != l.slot.at() {
 		tokens, _ := r.index.TokensAt(c, l.best.cuts-1)
 		best := r.usable(l.longest, tokens+l.best.answer, prompt)
 		if more := best - max(held, cached); more > r.index.Block(l.longest) {
@@ -72,7 +72,7 @@ func (l *Lease) measure(prompt, cached, held, lost, tolerance int) {
 	}
 	if l.lost > l.cut {
 		tokens, _ := r.index.TokensAt(c, l.lost)
-		g.Restart = max(0, r.usable(l.slot.number, tokens, prompt)-max(held, cached)-g.Elsewhere)
+		g.Restart = max(0, r.usable(l.slot.at(), tokens, prompt)-max(held, cached)-g.Elsewhere)
 	}
 	g.New = max(0, prompt-cached-lost-g.Elsewhere-g.Restart)
 	l.gap = g

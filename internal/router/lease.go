@@ -53,13 +53,13 @@ const (
 // reserve makes the lease of what was chosen and counts it on the slot.
 func (r *Router) reserve(req *Request, of *choice) *Lease {
 	m, s, c := r.model(req.Model), r.chosen[of.index], &r.candidates[of.index]
-	at := s.number
+	at := s.at()
 	r.leases++
 	l := &Lease{
 		router: r, slot: s, req: req, why: of.why, id: r.leases, at: of.now, stream: req.Stream,
 		tokens: of.total, cached: c.Cached, uncached: of.total - c.Cached, base: work(c.Cached, of.total-c.Cached),
 		generation: r.index.Generation(at), work: c.Work, idle: s.inFlight() == 0,
-		longest: r.chosen[of.longest].number, cut: r.held[at].cuts - 1, lost: -1, clock: r.index.Clock(),
+		longest: r.chosen[of.longest].at(), cut: r.held[at].cuts - 1, lost: -1, clock: r.index.Clock(),
 	}
 	l.best = r.held[l.longest]
 	if len(req.Prompt.Chains) == 1 {
@@ -121,14 +121,14 @@ func (l *Lease) confirm() {
 	m := r.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
 		c := &l.req.Prompt.Chains[i]
-		r.index.Confirm(c, l.slot.number, m.factorOf(c))
+		r.index.Confirm(c, l.slot.at(), m.factorOf(c))
 	}
 }
 
 // emptied reports whether the replica's cache was emptied since the choice, or the
 // replica is gone.
 func (l *Lease) emptied() bool {
-	return l.slot.gone || l.router.index.Generation(l.slot.number) != l.generation
+	return l.slot.gone || l.router.index.Generation(l.slot.at()) != l.generation
 }
 
 // End says how a request ended.
@@ -182,7 +182,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	} else if !o.Prefilled && !l.emptied() {
 		gone := false
 		for i := range l.req.Prompt.Chains {
-			gone = r.index.Undo(&l.req.Prompt.Chains[i], s.number) || gone
+			gone = r.index.Undo(&l.req.Prompt.Chains[i], s.at()) || gone
 		}
 		if gone {
 			l.tellPrompt(Event{Kind: Dropped})
@@ -233,7 +233,7 @@ func (l *Lease) learn(o *Outcome) {
 	if len(l.req.Prompt.Chains) != 1 || l.req.Previous != 0 || l.emptied() || !plausible(o.Prompt, &l.req.Prompt.Chains[0]) {
 		return
 	}
-	r, s := l.router, l.slot.number
+	r, s := l.router, l.slot.at()
 	m := r.model(l.req.Model)
 	c := &l.req.Prompt.Chains[0]
 	if !c.Exact && c.Tokens > 0 {
@@ -255,7 +255,7 @@ func (l *Lease) learn(o *Outcome) {
 
 // compare holds what the engine found in its cache against what was believed.
 func (l *Lease) compare(o *Outcome, m *modelState, c *prefix.Chain) {
-	r, s := l.router, l.slot.number
+	r, s := l.router, l.slot.at()
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)

@@ -245,7 +245,7 @@ func (r *Router) assess(c *choice, req *Request, known prefix.Known) {
 	holders, most, oldest := 0, -1, uint64(1)
 	cached, whole, beginning := -1, 0.0, 0.0 // most replicas hold as much as the one before: its work at pace 1
 	for i, s := range r.chosen {
-		a, at := &r.candidates[i], s.number
+		a, at := &r.candidates[i], s.at()
 		s.count(c.now, &r.memory)
 		inFlight := s.inFlight()
 		a.Hash, a.InFlight, a.Busy = s.hash, inFlight, max(s.busy, float64(inFlight))
@@ -408,7 +408,7 @@ func (r *Router) lookup(req *Request, m *modelState, previous *session) (total i
 	total += int(m.factor * float64(unchained))
 	if previous != nil {
 		total += previous.tokens
-		s := previous.slot.number
+		s := previous.slot.at()
 		r.held[s].cached += previous.tokens
 		r.holders = append(r.holders, int32(s))
 	}
@@ -525,7 +525,7 @@ func (r *Router) States(now time.Time) []State {
 		gap, windowed := s.window.windowGap(now)
 		out = append(out, State{
 			Replica: s.replica, InFlight: s.inFlight(), Decoding: int(s.decoding), PendingTokens: s.tokens, Wait: s.wait(at), Pace: s.pace,
-			Penalty: s.penaltyAt(at), HeldBlocks: r.index.Blocks(s.number), Capacity: r.index.Capacity(s.number),
+			Penalty: s.penaltyAt(at), HeldBlocks: r.index.Blocks(s.at()), Capacity: r.index.Capacity(s.at()),
 			WindowGap: gap, Windowed: windowed,
 		})
 	}

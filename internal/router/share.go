@@ -125,7 +125,7 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 			r.endedBy(peer, l, now)
 		}
 	case Holds:
-		slot := s.number
+		slot := s.at()
 		if !e.Known || !r.holdsAll(e.Chain, slot) {
 			r.heldBy(e, slot)
 		}
@@ -136,7 +136,7 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 			r.index.Answered(e.Chain, slot, e.Answer)
 		}
 	case Dropped:
-		r.index.Withdraw(e.Chain, s.number)
+		r.index.Withdraw(e.Chain, s.at())
 	case Keeps:
 		r.sessions.put(e.Session, session{slot: s, tokens: e.Tokens, at: now})
 	}
@@ -170,7 +170,7 @@ func (r *Router) routedBy(peer uint64, s *slot, e *Event, now time.Time) *Lease 
 // has every replica compute it, as far as it knows; the engine does so once. Counted as
 // often as told, it would send all of the burst where fewer routers have begun.
 func (r *Router) overlap(l *Lease, e *Event) {
-	slot := l.slot.number
+	slot := l.slot.at()
 	known := r.index.Find(e.Chain, &r.matches)
 	total := int(known.Tokens) + int(e.Factor*float64(e.Chain.Tokens-e.Chain.UpTo(known.Cut)))
 	cached := r.usable(slot, int(r.matches.Of(slot).Tokens), total)

@@ -72,6 +72,7 @@ func (b *bound) choose(now time.Duration, f *flight) int {
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
+	fleet.Price(candidates)
 	i, _ := policy.Choose(fleet, candidates)
 	b.load += candidates[i].Work / loadMemory / float64(len(b.engines))
 	return i

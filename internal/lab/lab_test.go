@@ -101,9 +101,9 @@ func TestChainsFollowTheRequests(t *testing.T) {
 // TestReferencesFollowTheirRules holds each rule to an example worked by hand.
 func TestReferencesFollowTheirRules(t *testing.T) {
 	f := &flight{Request: &Request{Session: 5, Runs: []Run{{ID: 1, Tokens: 1000}}}, tokens: 1000}
-	match := func(tokens ...int32) (m []prefix.Match) {
+	match := func(tokens ...int32) (m prefix.Matches) {
 		for _, n := range tokens {
-			m = append(m, prefix.Match{Tokens: n})
+			m.BySlot = append(m.BySlot, prefix.Match{Tokens: n})
 		}
 		return m
 	}
@@ -111,7 +111,7 @@ func TestReferencesFollowTheirRules(t *testing.T) {
 		rule            func(*reference, *flight, *prefix.Chain) int
 		count           []int
 		pending, active []int
-		matches         []prefix.Match
+		matches         prefix.Matches
 		want            int
 	}{
 		"the least requests":                           {(*reference).leastRequests, []int{3, 1, 2}, nil, nil, match(0, 0, 0), 1},

@@ -115,6 +115,7 @@ type constant struct {
 // Choose gives the policy a fleet whose load makes that weight.
 func (c constant) Choose(f router.Fleet, candidates []router.Candidate) (int, router.Reason) {
 	f.Load, f.MinWait = 0.4*(min(4, c.weight)-1)/3, 0.2*(max(1, c.weight/4)-1)
+	f.Price(candidates)
 	return c.policy.Choose(f, candidates)
 }
 

@@ -87,7 +87,7 @@ type reference struct {
 	count   []int // requests in flight, by replica
 	pending []int // uncached prompt tokens sent and not prefilled
 	active  []int // tokens of all sequences in flight
-	matches []prefix.Match
+	matches prefix.Matches
 	ring    []node // of boundedLoads
 }
 
@@ -101,7 +101,7 @@ func newReference(s Scenario, engines []*mockvllm.Engine, rnd *rand.Rand) *refer
 	n := s.Replicas
 	return &reference{
 		s: s, engines: engines, rnd: rnd, index: prefix.NewIndex(1 << 40),
-		count: make([]int, n), pending: make([]int, n), active: make([]int, n), matches: make([]prefix.Match, n),
+		count: make([]int, n), pending: make([]int, n), active: make([]int, n),
 	}
 }
 
@@ -113,9 +113,9 @@ type sent struct {
 
 func (b *reference) choose(_ time.Duration, f *flight) int {
 	chain := chainOf(f.Request, 1)
-	b.index.Find(&chain, b.matches)
+	b.index.Find(&chain, &b.matches)
 	i := b.rule(b, f, &chain)
-	state := &sent{chain: &chain, uncached: f.tokens - int(b.matches[i].Tokens)}
+	state := &sent{chain: &chain, uncached: f.tokens - int(b.matches.Of(i).Tokens)}
 	f.state = state
 	b.index.Reserve(&chain, i, 1)
 	b.count[i]++
@@ -200,14 +200,14 @@ func thresholds(share float64, abs int, rel float64) func(*reference, *flight, *
 			return b.leastRequests(f, c)
 		}
 		most := int32(0)
-		for i := range b.matches {
-			most = max(most, b.matches[i].Tokens)
+		for i := range b.s.Replicas {
+			most = max(most, b.matches.Of(i).Tokens)
 		}
 		if float64(most) <= share*float64(f.tokens) {
 			return b.leastRequests(f, c)
 		}
 		return b.least(func(i int) float64 {
-			if b.matches[i].Tokens < most {
+			if b.matches.Of(i).Tokens < most {
 				return math.Inf(1)
 			}
 			return float64(b.count[i])
@@ -228,7 +228,7 @@ func (b *reference) weights(f *flight, _ *prefix.Chain) int {
 		if high > low {
 			queue = float64(high-waiting[i]) / float64(high-low)
 		}
-		return -(2*queue + 2*(1-b.engines[i].Counters().KVUsage()) + 3*float64(b.matches[i].Tokens)/float64(f.tokens))
+		return -(2*queue + 2*(1-b.engines[i].Counters().KVUsage()) + 3*float64(b.matches.Of(i).Tokens)/float64(f.tokens))
 	})
 }
 
@@ -237,7 +237,7 @@ func (b *reference) weights(f *flight, _ *prefix.Chain) int {
 func (b *reference) blocks(f *flight, _ *prefix.Chain) int {
 	size := float64(b.s.Engine.BlockSize)
 	return b.least(func(i int) float64 {
-		prefill := float64(b.pending[i] + f.tokens - int(b.matches[i].Tokens))
+		prefill := float64(b.pending[i] + f.tokens - int(b.matches.Of(i).Tokens))
 		return max(0, prefill)/size + float64(b.active[i])/size
 	})
 }

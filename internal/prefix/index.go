@@ -82,6 +82,7 @@ type slot struct {
 // lru is a list of a slot's segments by their last use, and the blocks they take.
 type lru struct {
 	newest, oldest int32
+	since          uint64 // the stamp of the oldest
 	used           int64
 }
 
@@ -113,6 +114,32 @@ type Match struct {
 	Cut    int32 // the last cut held, -1 for none
 	Tokens int32 // up to it
 	Answer int32 // tokens of a generated answer that follow it, held too
+}
+
+// Matches is what all slots hold of a chain: [Index.Find] fills it. It is used again and
+// again, since to clear it takes as long as there are holders, not slots.
+type Matches struct {
+	Holders []int32 // the slots that hold any of the chain
+	BySlot  []Match // slots beyond its end hold nothing
+}
+
+// Of returns what a slot holds.
+func (m *Matches) Of(slot int) Match {
+	if slot >= len(m.BySlot) {
+		return Match{Cut: none}
+	}
+	return m.BySlot[slot]
+}
+
+// clear forgets the last chain, and makes room for so many slots.
+func (m *Matches) clear(slots int) {
+	for _, s := range m.Holders {
+		m.BySlot[s] = Match{Cut: none}
+	}
+	m.Holders = m.Holders[:0]
+	for len(m.BySlot) < slots {
+		m.BySlot = append(m.BySlot, Match{Cut: none})
+	}
 }
 
 // Known is what the index knows of a chain, whoever holds it.
@@ -177,12 +204,10 @@ func (x *Index) Block(s int) int {
 	return int(x.slots[s].block)
 }
 
-// Find fills matches, which is indexed by slot, with what each holds of c, and
-// returns what is known of it at all.
-func (x *Index) Find(c *Chain, matches []Match) (known Known) {
-	for i := range matches {
-		matches[i] = Match{Cut: none}
-	}
+// Find fills matches with what each slot holds of c, and returns what is known of it at
+// all.
+func (x *Index) Find(c *Chain, matches *Matches) (known Known) {
+	matches.clear(len(x.slots))
 	known.Cut = none
 	parent := int32(none)
 	for i, base := 0, int32(0); i < len(c.Cuts); base = known.Tokens {
@@ -195,12 +220,15 @@ func (x *Index) Find(c *Chain, matches []Match) (known Known) {
 		for id := e.segs; id != none; {
 			g := x.segs.get(id)
 			id = g.next
-			if int(g.slot) >= len(matches) || g.generation != x.slots[g.slot].generation {
+			if g.generation != x.slots[g.slot].generation {
 				continue
 			}
-			m := &matches[g.slot]
+			m := &matches.BySlot[g.slot]
 			if m.Cut != int32(i-1) {
 				continue // it does not hold all that comes before
+			}
+			if i == 0 {
+				matches.Holders = append(matches.Holders, g.slot)
 			}
 			d := min(int(g.depth), k)
 			m.Cut, m.Tokens, m.Answer = int32(i+d-1), base+e.upTo(d), 0
@@ -422,13 +450,18 @@ func (x *Index) segmentOf(id int32, s int) int32 {
 }
 
 // find returns the segment on an edge that a slot's cache of a generation has, or none.
+// The segment comes to the front of its edge's list: a request asks for it several times.
 func (x *Index) find(id int32, s int, generation uint16) int32 {
-	for at := x.edges.get(id).segs; at != none; {
+	e, before := x.edges.get(id), int32(none)
+	for at := e.segs; at != none; {
 		g := x.segs.get(at)
 		if int(g.slot) == s && g.generation == generation {
+			if before != none {
+				x.segs.get(before).next, g.next, e.segs = g.next, e.segs, at
+			}
 			return at
 		}
-		at = g.next
+		before, at = at, g.next
 	}
 	return none
 }

@@ -21,9 +21,9 @@ func chainOf(tokens int32, words ...int) *Chain {
 
 func (x *Index) heldBy(c *Chain, s int) int {
 	x.grow(s)
-	m := make([]Match, len(x.slots))
+	m := new(Matches)
 	x.Find(c, m)
-	return int(m[s].Cut) + 1
+	return int(m.Of(s).Cut) + 1
 }
 
 // checkList verifies one of a slot's lists, and counts its segments.
@@ -57,6 +57,9 @@ func (x *Index) checkList(t *testing.T, s int, list *lru, generation uint16, seg
 		used += int64(g.blocks)
 		newer = id
 		*segments++
+	}
+	if list.oldest != none && list.since != x.segs.get(list.oldest).stamp {
+		t.Fatalf("slot %d: the oldest is of %d, not %d", s, x.segs.get(list.oldest).stamp, list.since)
 	}
 	if list.oldest != newer || used != list.used {
 		t.Fatalf("slot %d: used %d, charged %d; the oldest is %d, not %d", s, list.used, used, newer, list.oldest)
@@ -140,15 +143,15 @@ func TestHoldsWhatANaiveSetHolds(t *testing.T) {
 			}
 		}
 		probe := chainOf(7, words(r, 3, 14)...)
-		m := make([]Match, slots)
+		m := new(Matches)
 		x.Find(probe, m)
 		for s := range slots {
 			want := 0
 			for want < len(probe.Cuts) && held[s][probe.Cuts[want].Hash] {
 				want++
 			}
-			if int(m[s].Cut)+1 != want {
-				t.Fatalf("step %d, slot %d: %d cuts held, want %d", i, s, m[s].Cut+1, want)
+			if int(m.Of(s).Cut)+1 != want {
+				t.Fatalf("step %d, slot %d: %d cuts held, want %d", i, s, m.Of(s).Cut+1, want)
 			}
 			before := 0
 			for before < len(probe.Cuts) && (held[s][probe.Cuts[before].Hash] || lost[s][probe.Cuts[before].Hash]) {
@@ -157,8 +160,8 @@ func TestHoldsWhatANaiveSetHolds(t *testing.T) {
 			if got := max(want, int(x.Lost(probe, s))+1); got != before {
 				t.Fatalf("step %d, slot %d: it would hold %d cuts, want %d", i, s, got, before)
 			}
-			if want > 0 && m[s].Tokens != int32(7*want) {
-				t.Fatalf("step %d: %d tokens at cut %d", i, m[s].Tokens, want)
+			if want > 0 && m.Of(s).Tokens != int32(7*want) {
+				t.Fatalf("step %d: %d tokens at cut %d", i, m.Of(s).Tokens, want)
 			}
 		}
 		if i%500 == 0 {
@@ -315,9 +318,9 @@ func TestAnEngineCountCorrectsEstimates(t *testing.T) {
 	first := chainOf(100, 1, 2, 3, 4)
 	x.Confirm(first, 0, 1)
 	x.Learn(first, 0, 200) // half of what was thought
-	m := make([]Match, 1)
-	if x.Find(chainOf(100, 1, 2, 9), m); m[0].Tokens != 100 {
-		t.Errorf("%d tokens at the second cut, want 100", m[0].Tokens)
+	m := new(Matches)
+	if x.Find(chainOf(100, 1, 2, 9), m); m.Of(0).Tokens != 100 {
+		t.Errorf("%d tokens at the second cut, want 100", m.Of(0).Tokens)
 	}
 	next := chainOf(100, 1, 2, 3, 4, 5)
 	x.Confirm(next, 0, 1)
@@ -325,8 +328,8 @@ func TestAnEngineCountCorrectsEstimates(t *testing.T) {
 	if known := x.Find(next, m); known.Tokens != 290 {
 		t.Errorf("%d tokens in all, want 290", known.Tokens)
 	}
-	if x.Find(first, m); m[0].Tokens != 200 {
-		t.Errorf("what was exact moved to %d", m[0].Tokens)
+	if x.Find(first, m); m.Of(0).Tokens != 200 {
+		t.Errorf("what was exact moved to %d", m.Of(0).Tokens)
 	}
 }
 
@@ -356,13 +359,13 @@ func TestAnAnswerIsHeldBehindItsPrompt(t *testing.T) {
 	x.Confirm(c, 3, 1)
 	x.Answered(c, 3, 55)
 	next := chainOf(20, 1, 2, 3, 4)
-	m := make([]Match, 4)
+	m := new(Matches)
 	x.Find(next, m)
-	if m[3].Tokens != 40 || m[3].Answer != 55 {
-		t.Errorf("got %+v", m[3])
+	if m.Of(3).Tokens != 40 || m.Of(3).Answer != 55 {
+		t.Errorf("got %+v", m.Of(3))
 	}
-	if m[2].Cut != none || m[2].Answer != 0 {
-		t.Errorf("another slot: %+v", m[2])
+	if m.Of(2).Cut != none || m.Of(2).Answer != 0 {
+		t.Errorf("another slot: %+v", m.Of(2))
 	}
 }
 
@@ -410,7 +413,7 @@ func BenchmarkFindAndReserve(b *testing.B) {
 			for s := range 40 {
 				x.Confirm(chainOf(16, w[:cuts/4]...), 12+s, 1)
 			}
-			m := make([]Match, 256)
+			m := new(Matches)
 			x.grow(255)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -505,14 +508,14 @@ func TestWhatIsLearnedOfABeginningHoldsForAllThatFollowIt(t *testing.T) {
 		x.Confirm(c, 0, 1)
 	}
 	x.Learn(a, 0, 300) // half of what was thought: the first 400 are 200
-	m := make([]Match, 1)
+	m := new(Matches)
 	at := func(c *Chain, cut int32) int { n, _ := x.TokensAt(c, cut); return n }
-	if known := x.Find(b, m); known.Tokens != 400 || m[0].Tokens != 400 || at(b, 1) != 200 || at(b, 2) != 400 {
-		t.Errorf("the other prompt counts %+v, %+v, its beginning %d: want 200 for the beginning, and its own 200 as they were", known, m[0], at(b, 1))
+	if known := x.Find(b, m); known.Tokens != 400 || m.Of(0).Tokens != 400 || at(b, 1) != 200 || at(b, 2) != 400 {
+		t.Errorf("the other prompt counts %+v, %+v, its beginning %d: want 200 for the beginning, and its own 200 as they were", known, m.Of(0), at(b, 1))
 	}
 	x.Learn(b, 0, 290)
-	if known := x.Find(b, m); known.Tokens != 290 || m[0].Tokens != 290 {
-		t.Errorf("after its own count %+v, %+v, want 290", known, m[0])
+	if known := x.Find(b, m); known.Tokens != 290 || m.Of(0).Tokens != 290 {
+		t.Errorf("after its own count %+v, %+v, want 290", known, m.Of(0))
 	}
 	if known := x.Find(a, m); known.Tokens < 270 || known.Tokens > 310 {
 		t.Errorf("the first prompt counts %d, want some 300", known.Tokens)
@@ -532,7 +535,7 @@ func TestADenseTailDoesNotMisjudgeTheBeginningForGood(t *testing.T) {
 	chain := func(i int) *Chain {
 		return &Chain{Cuts: []Cut{{1, 4000}, {2, beginning}, {Hash(10 + i), beginning + tail/2}}, Tokens: beginning + tail/2}
 	}
-	m := make([]Match, 1)
+	m := new(Matches)
 	for i := range 40 {
 		c := chain(i)
 		x.Reserve(c, 0, 1)
@@ -640,7 +643,7 @@ func TestHashesThatRepeatDoNoHarm(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		x := NewIndex(1 << 14)
 		var open []reserved
-		matches := make([]Match, 3)
+		matches := new(Matches)
 		for range 300 {
 			var hashes []Hash
 			for range 1 + rnd.IntN(5) {

@@ -47,7 +47,7 @@ func (x *Index) push(t *lru, id int32) {
 	if t.newest != none {
 		x.segs.get(t.newest).newer = id
 	} else {
-		t.oldest = id
+		t.oldest, t.since = id, g.stamp
 	}
 	t.newest = id
 }
@@ -61,8 +61,11 @@ func (x *Index) unlink(t *lru, id int32) {
 	}
 	if g.older != none {
 		x.segs.get(g.older).newer = g.newer
-	} else {
-		t.oldest = g.newer
+		return
+	}
+	t.oldest = g.newer
+	if t.oldest != none {
+		t.since = x.segs.get(t.oldest).stamp
 	}
 }
 
@@ -102,11 +105,12 @@ func (x *Index) Pin(s int, blocks int) {
 func (x *Index) Pressure(s int, tokens int) (evicted int, age uint64) {
 	x.grow(s)
 	t := &x.slots[s]
-	need := int64(tokens)/int64(t.block) - (t.capacity - t.used - t.pinned)
-	if need <= 0 || t.oldest == none {
+	room := t.capacity - t.used - t.pinned
+	if int64(tokens) < (room+1)*int64(t.block) || t.oldest == none {
 		return 0, x.clock
 	}
-	return int(min(need, t.used)) * int(t.block), x.clock - x.segs.get(t.oldest).stamp
+	need := int64(tokens)/int64(t.block) - room
+	return int(min(need, t.used)) * int(t.block), x.clock - t.since
 }
 
 // shorten takes at least the given number of blocks off a segment's far end, or
@@ -201,7 +205,7 @@ func (x *Index) trim() {
 		}
 		victim := none
 		for s := range x.slots {
-			if o := x.slots[s].oldest; o != none && (victim == none || x.segs.get(o).stamp < x.segs.get(x.slots[victim].oldest).stamp) {
+			if t := &x.slots[s]; t.oldest != none && (victim == none || t.since < x.slots[victim].since) {
 				victim = s
 			}
 		}
@@ -393,7 +397,7 @@ func (x *Index) Shortfall(s int, used uint64) {
 	if used == 0 {
 		return
 	}
-	for t.oldest != none && x.segs.get(t.oldest).stamp <= used {
+	for t.oldest != none && t.since <= used {
 		x.drop(&t.lru, t.oldest)
 	}
 	t.capacity = max(t.used, t.nominal/8, 1)
@@ -452,7 +456,7 @@ func (x *Index) Held(s int, used uint64) {
 	if used == 0 || t.oldest == none || t.capacity >= 4*t.nominal {
 		return
 	}
-	if oldest := x.segs.get(t.oldest).stamp; used < oldest+(x.clock-oldest)/10 {
+	if used < t.since+(x.clock-t.since)/10 {
 		t.capacity += max(1, t.capacity/100)
 	}
 }

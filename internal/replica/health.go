@@ -102,14 +102,9 @@ func (r *Replica) LastResort() bool {
 
 // Lost reports whether what was sent to the replica and has no answer yet is better
 // sent to another: a probe failed, or it was put to sleep, which leaves requests queued.
-func (r *Replica) Lost() bool { return r.endpoint.state.Load() == down || r.sleeping() }
+func (r *Replica) Lost() bool { return r.endpoint.state.Load() == down || r.sleeping.Load() }
 
-func (r *Replica) willing() bool { return !r.Leaving() && !r.draining.Load() && !r.sleeping() }
-
-func (r *Replica) sleeping() bool {
-	f := r.facts.Load()
-	return f != nil && f.Sleeping
-}
+func (r *Replica) willing() bool { return !r.Leaving() && !r.draining.Load() && !r.sleeping.Load() }
 
 // State returns a word for what is believed of the replica's server: new, ready,
 // marked (down by traffic) or down; or leaving, if it is not discovered any more.

@@ -245,6 +245,7 @@ func (e *endpoint) tell(byRank []Facts) {
 // cache. The caller holds telling.
 func (e *endpoint) publish(r *Replica, now Facts) {
 	old := r.facts.Swap(&now)
+	r.sleeping.Store(now.Sleeping)
 	if now.Blocks > 0 && (old == nil || old.BlockSize != now.BlockSize || old.Blocks != now.Blocks) {
 		e.pool.notify(Event{Kind: Told, Replica: r, Facts: now})
 	}

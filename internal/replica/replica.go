@@ -18,14 +18,19 @@ type Replica struct {
 	ID   string // host:port, with /rank where there are several
 	Hash uint64 // of ID, the same in every gateway
 	Slot int    // small and dense: an index into tables; not another's until [Replica.Gone]
+
+	// Whether it can be sent to is asked of every replica for every request: that is
+	// close by what a router then needs.
+	endpoint *endpoint
+	draining atomic.Bool
+	sleeping atomic.Bool // as the facts say
+
+	facts atomic.Pointer[Facts]
+	held  atomic.Int32 // requests under way
+	gone  atomic.Bool
+
 	URL  *url.URL
 	Rank int // the engine's rank behind its address, or -1 if it is the only one
-
-	endpoint *endpoint
-	facts    atomic.Pointer[Facts]
-	draining atomic.Bool
-	held     atomic.Int32 // requests under way
-	gone     atomic.Bool
 }
 
 func newReplica(e *endpoint, id string, slot, rank int) *Replica {

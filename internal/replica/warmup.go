@@ -25,7 +25,7 @@ const longestWarmUp = time.Minute
 func (e *endpoint) warmUp(ctx context.Context, models []card, byRank []Facts, awakeOnly bool) error {
 	for i, r := range e.replicas {
 		asleep := i < len(byRank) && byRank[i].Sleeping // requests would wait there
-		if asleep || awakeOnly && !r.sleeping() {
+		if asleep || awakeOnly && !r.sleeping.Load() {
 			continue
 		}
 		if err := e.ask(ctx, r, base(models)); err != nil {

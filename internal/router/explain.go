@@ -1,6 +1,7 @@
 package router
 
 import (
+	"math"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/replica"
@@ -68,9 +69,9 @@ func (k *decisions) at(id uint64) *Decision { return &k.ring[id%uint64(len(k.rin
 // record keeps the decision that a lease came of. It allocates nothing.
 func (r *Router) record(l *Lease, c *choice) {
 	d := r.last.at(l.id)
-	r.describe(d, c, l.req, l.at)
+	r.describe(d, c, l.req)
 	d.ID, d.Predicted = l.id, l.Predicted()
-	if i := r.shadowed(c, l.req, l.at); i >= 0 {
+	if i := r.shadowed(c, l.req); i >= 0 {
 		own, other := &r.candidates[c.index], &r.candidates[i]
 		d.Shadow = r.chosen[i].replica
 		l.shadow = Shadow{Replica: d.Shadow, Cached: other.Cached, Saved: (own.Wait + own.Work) - (other.Wait + other.Work)}
@@ -78,43 +79,46 @@ func (r *Router) record(l *Lease, c *choice) {
 }
 
 // describe fills a decision with what it was made from.
-func (r *Router) describe(d *Decision, c *choice, req *Request, now time.Time) {
+func (r *Router) describe(d *Decision, c *choice, req *Request) {
 	*d = Decision{
-		Request: req.ID, At: now, Model: req.Model.Name, Policy: c.policy, Why: c.why, Chosen: r.chosen[c.index].replica,
-		Tokens: c.total, Weight: c.fleet.weight(), Load: c.fleet.Load, Slack: c.fleet.Slack, Candidates: len(r.chosen),
+		Request: req.ID, At: c.at, Model: req.Model.Name, Policy: c.policy, Why: c.why, Chosen: r.chosen[c.index].replica,
+		Tokens: c.total, Weight: c.fleet.Weight, Load: c.fleet.Load, Slack: c.fleet.Slack, Candidates: len(r.chosen),
 	}
-	for i := range r.chosen {
-		if i != c.index && !d.dearer(c.fleet.cost(&r.candidates[i], d.Weight), maxCosts-1) {
-			d.keep(r.costOf(&c.fleet, i, d.Weight), maxCosts-1)
+	candidates := r.candidates[:len(r.chosen)]
+	var cheapest [maxCosts]int // of the others, the cheapest first; then the chosen one too
+	n, enough := 0, math.Inf(1)
+	for i := range candidates {
+		if candidates[i].Total >= enough || i == c.index {
+			continue
+		}
+		n = insert(&cheapest, min(n, maxCosts-2), i, candidates)
+		if n == maxCosts-1 {
+			enough = candidates[cheapest[n-1]].Total
 		}
 	}
-	d.keep(r.costOf(&c.fleet, c.index, d.Weight), maxCosts)
+	n = insert(&cheapest, n, c.index, candidates)
+	for k, i := range cheapest[:n] {
+		d.costs[k] = r.costOf(&c.fleet, i)
+	}
+	d.kept = n
 }
 
-func (r *Router) costOf(f *Fleet, i int, weight float64) CandidateCost {
+// insert puts a candidate among n by its total, behind those that cost as much.
+func insert(cheapest *[maxCosts]int, n, candidate int, candidates []Candidate) int {
+	at := n
+	for ; at > 0 && candidates[cheapest[at-1]].Total > candidates[candidate].Total; at-- {
+		cheapest[at] = cheapest[at-1]
+	}
+	cheapest[at] = candidate
+	return n + 1
+}
+
+func (r *Router) costOf(f *Fleet, i int) CandidateCost {
 	c := &r.candidates[i]
 	return CandidateCost{
 		Replica: r.chosen[i].replica, Cached: c.Cached, InFlight: c.InFlight, Wait: c.Wait, Work: c.Work, Evicted: c.Evicted,
-		Credit: f.credit(c, weight), Decoding: f.sequences(c.Pace, float64(c.InFlight)), Penalty: c.Penalty, Total: f.cost(c, weight),
+		Credit: f.credit(c), Decoding: f.sequences(c.Pace, float64(c.InFlight)), Penalty: c.Penalty, Total: c.Total,
 	}
-}
-
-// dearer reports whether n that cost no more than total are kept already.
-func (d *Decision) dearer(total float64, n int) bool {
-	return d.kept >= n && d.costs[d.kept-1].Total <= total
-}
-
-// keep puts a cost among the cheapest n.
-func (d *Decision) keep(c CandidateCost, n int) {
-	if d.dearer(c.Total, n) {
-		return
-	}
-	d.kept = min(d.kept, n-1)
-	i := d.kept
-	for d.kept++; i > 0 && d.costs[i-1].Total > c.Total; i-- {
-		d.costs[i] = d.costs[i-1]
-	}
-	d.costs[i] = c
 }
 
 // learn notes what came of a lease.
@@ -147,8 +151,8 @@ func (r *Router) Explain(req *Request, now time.Time) (*Decision, error) {
 	}
 	r.sequence--
 	d := &Decision{}
-	r.describe(d, &c, req, now)
-	if i := r.shadowed(&c, req, now); i >= 0 {
+	r.describe(d, &c, req)
+	if i := r.shadowed(&c, req); i >= 0 {
 		d.Shadow = r.chosen[i].replica
 	}
 	s := r.chosen[c.index]
@@ -169,11 +173,11 @@ type Shadow struct {
 func (l *Lease) Shadow() Shadow { return l.shadow }
 
 // shadowed returns which of r.chosen the shadow policy takes, -1 without one.
-func (r *Router) shadowed(c *choice, req *Request, now time.Time) int {
+func (r *Router) shadowed(c *choice, req *Request) int {
 	if r.shadow == nil {
 		return -1
 	}
-	i, _ := r.choose(r.shadow, c.fleet, req, c.previous, now)
+	i, _ := r.choose(r.shadow, c, req)
 	return i
 }
 

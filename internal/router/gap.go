@@ -63,35 +63,17 @@ func (l *Lease) measure(prompt, cached, held, lost, tolerance int) {
 	if more := cached - held - l.answer; more > tolerance {
 		g.Unknown = more
 	}
-	if l.best.slot != l.slot.replica.Slot {
-		tokens, _ := r.index.TokensAt(c, l.best.cut)
-		best := r.usable(l.best.slot, tokens+l.best.answer, prompt)
-		if more := best - max(held, cached); more > r.index.Block(l.best.slot) {
+	if l.longest != l.slot.at() {
+		tokens, _ := r.index.TokensAt(c, l.best.cuts-1)
+		best := r.usable(l.longest, tokens+l.best.answer, prompt)
+		if more := best - max(held, cached); more > r.index.Block(l.longest) {
 			g.Elsewhere = more
 		}
 	}
 	if l.lost > l.cut {
 		tokens, _ := r.index.TokensAt(c, l.lost)
-		g.Restart = max(0, r.usable(l.slot.replica.Slot, tokens, prompt)-max(held, cached)-g.Elsewhere)
+		g.Restart = max(0, r.usable(l.slot.at(), tokens, prompt)-max(held, cached)-g.Elsewhere)
 	}
 	g.New = max(0, prompt-cached-lost-g.Elsewhere-g.Restart)
 	l.gap = g
-}
-
-// holding is how much of a chain one slot held at the time of choice.
-type holding struct {
-	slot   int
-	cut    int32
-	answer int
-}
-
-// longest returns who of r.chosen holds the most of the request.
-func (r *Router) longest() holding {
-	best := r.chosen[0].replica.Slot
-	for _, s := range r.chosen[1:] {
-		if r.cached[s.replica.Slot] > r.cached[best] {
-			best = s.replica.Slot
-		}
-	}
-	return holding{slot: best, cut: r.cuts[best], answer: r.answers[best]}
 }

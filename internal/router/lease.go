@@ -20,7 +20,7 @@ type Lease struct {
 	state         state
 	before, after *Lease // in the slot's queue
 
-	at        time.Time
+	at        moment
 	stream    bool
 	tokens    int     // of the whole prompt
 	cached    int     // of these, predicted to be in the replica's cache
@@ -31,7 +31,8 @@ type Lease struct {
 	idle      bool    // the replica had nothing to do
 	answer    int     // of cached, tokens that the replica generated in an earlier turn
 	cut       int32   // the last one of the chain that the replica held, -1 for none
-	best      holding // of the replica that held the most
+	longest   int     // the slot that held the most
+	best      holding // what that was
 	lost      int32   // the last cut of the chain that the replica would hold had it not been emptied, -1 for none
 	gap       Gap
 	shadow    Shadow
@@ -49,30 +50,32 @@ const (
 	done
 )
 
-// reserve makes the lease and counts it on the slot.
-func (r *Router) reserve(req *Request, m *modelState, s *slot, c *Candidate, total int, now time.Time) *Lease {
+// reserve makes the lease of what was chosen and counts it on the slot.
+func (r *Router) reserve(req *Request, of *choice) *Lease {
+	m, s, c := r.model(req.Model), r.chosen[of.index], &r.candidates[of.index]
+	at := s.at()
 	r.leases++
 	l := &Lease{
-		router: r, slot: s, req: req, id: r.leases, at: now, stream: req.Stream,
-		tokens: total, cached: c.Cached, uncached: total - c.Cached, base: work(c.Cached, total-c.Cached),
-		generation: r.index.Generation(s.replica.Slot), work: c.Work, idle: s.head == nil && s.decoding == 0,
+		router: r, slot: s, req: req, why: of.why, id: r.leases, at: of.now, stream: req.Stream,
+		tokens: of.total, cached: c.Cached, uncached: of.total - c.Cached, base: work(c.Cached, of.total-c.Cached),
+		generation: r.index.Generation(at), work: c.Work, idle: s.inFlight() == 0,
+		longest: r.chosen[of.longest].at(), cut: r.held[at].cuts - 1, lost: -1, clock: r.index.Clock(),
 	}
-	l.clock = r.index.Clock()
-	l.cut, l.best, l.lost = r.cuts[s.replica.Slot], r.longest(), -1
+	l.best = r.held[l.longest]
 	if len(req.Prompt.Chains) == 1 {
-		l.lost = r.index.Lost(&req.Prompt.Chains[0], s.replica.Slot)
+		l.lost = r.index.Lost(&req.Prompt.Chains[0], at)
 	}
 	if c.Cached > 0 {
-		l.answer = min(c.Cached, r.answers[s.replica.Slot])
+		l.answer = min(c.Cached, r.held[at].answer)
 	}
 	l.predicted = s.overhead + c.Wait + l.work
-	s.push(l) // counted by Acquire
+	s.push(l) // its averages were brought up to now by assess
 	s.replica.Hold()
-	s.reserve(l.work, now)
-	r.index.Pin(s.replica.Slot, s.queued+s.decoding) // each has a block that is not full
+	s.reserve(l.work)
+	r.index.Pin(at, s.inFlight()) // each has a block that is not full
 	for i := range req.Prompt.Chains {
 		chain := &req.Prompt.Chains[i]
-		l.used = r.index.Reserve(chain, s.replica.Slot, m.factorOf(chain))
+		l.used = r.index.Reserve(chain, at, m.factorOf(chain))
 	}
 	l.tellRouted()
 	return l
@@ -100,9 +103,10 @@ func (l *Lease) Prefilled(now time.Time) {
 	if l.state == done {
 		return
 	}
-	l.slot.prefilled(l, now)
+	at := r.moment(now)
+	l.slot.prefilled(l, at)
 	if d := r.last.at(l.id); d.ID == l.id {
-		d.Prefill = now.Sub(l.at)
+		d.Prefill = time.Duration(at - l.at)
 	}
 	l.tell(Event{Kind: FirstSeen})
 	l.confirm()
@@ -117,14 +121,14 @@ func (l *Lease) confirm() {
 	m := r.model(l.req.Model)
 	for i := range l.req.Prompt.Chains {
 		c := &l.req.Prompt.Chains[i]
-		r.index.Confirm(c, l.slot.replica.Slot, m.factorOf(c))
+		r.index.Confirm(c, l.slot.at(), m.factorOf(c))
 	}
 }
 
 // emptied reports whether the replica's cache was emptied since the choice, or the
 // replica is gone.
 func (l *Lease) emptied() bool {
-	return l.slot.gone || l.router.index.Generation(l.slot.replica.Slot) != l.generation
+	return l.slot.gone || l.router.index.Generation(l.slot.at()) != l.generation
 }
 
 // End says how a request ended.
@@ -167,8 +171,8 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	if l.state == done {
 		return
 	}
-	s := l.slot
-	s.count(now)
+	s, at := l.slot, r.moment(now)
+	s.count(at, &r.memory)
 	s.remove(l)
 	s.replica.Release()
 	r.last.learn(l, &o)
@@ -178,7 +182,7 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	} else if !o.Prefilled && !l.emptied() {
 		gone := false
 		for i := range l.req.Prompt.Chains {
-			gone = r.index.Undo(&l.req.Prompt.Chains[i], s.replica.Slot) || gone
+			gone = r.index.Undo(&l.req.Prompt.Chains[i], s.at()) || gone
 		}
 		if gone {
 			l.tellPrompt(Event{Kind: Dropped})
@@ -186,13 +190,13 @@ func (l *Lease) Done(o Outcome, now time.Time) {
 	}
 	switch {
 	case o.End == Failed && !o.Prefilled:
-		s.penalize(failedPenalty, now)
+		s.penalize(failedPenalty, at)
 	case o.End == Busy:
 		by := busyPenalty
 		if o.RetryAfter > 0 {
 			by = min(by, o.RetryAfter.Seconds())
 		}
-		s.penalize(by, now)
+		s.penalize(by, at)
 	}
 	if o.Gap > 0 {
 		s.gap += gapRate * (o.Gap.Seconds() - s.gap)
@@ -229,7 +233,7 @@ func (l *Lease) learn(o *Outcome) {
 	if len(l.req.Prompt.Chains) != 1 || l.req.Previous != 0 || l.emptied() || !plausible(o.Prompt, &l.req.Prompt.Chains[0]) {
 		return
 	}
-	r, s := l.router, l.slot.replica.Slot
+	r, s := l.router, l.slot.at()
 	m := r.model(l.req.Model)
 	c := &l.req.Prompt.Chains[0]
 	if !c.Exact && c.Tokens > 0 {
@@ -251,7 +255,7 @@ func (l *Lease) learn(o *Outcome) {
 
 // compare holds what the engine found in its cache against what was believed.
 func (l *Lease) compare(o *Outcome, m *modelState, c *prefix.Chain) {
-	r, s := l.router, l.slot.replica.Slot
+	r, s := l.router, l.slot.at()
 	// What was held, in tokens as they are known by now: at the time of choice, the
 	// model's tokens per byte may have been a guess.
 	block := r.index.Block(s)

@@ -26,12 +26,12 @@ func (e *OverloadError) RetryAfter() time.Duration { return max(time.Second, e.W
 const unsampledPace = 10
 
 // overloaded returns an error if the wait is too long on every replica of r.chosen,
-// as assess found it. What was taken once is not refused when it is tried again. The
-// work that is pending bounds the wait: an old request that is stuck is no queue. A
-// replica whose pace nothing has shown yet may be unsampledPace times as fast as is
-// assumed; answers that are not streamed never show it.
-func (r *Router) overloaded(req *Request) error {
-	if r.cfg.MaxWait == 0 || len(req.Tried) > 0 {
+// as assess found it, of which shortest is the least. What was taken once is not refused
+// when it is tried again. The work that is pending bounds the wait: an old request that
+// is stuck is no queue. A replica whose pace nothing has shown yet may be unsampledPace
+// times as fast as is assumed; answers that are not streamed never show it.
+func (r *Router) overloaded(req *Request, shortest float64) error {
+	if r.cfg.MaxWait == 0 || len(req.Tried) > 0 || seconds(shortest) <= r.cfg.MaxWait {
 		return nil
 	}
 	least := math.Inf(1)

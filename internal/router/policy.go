@@ -32,6 +32,8 @@ type Candidate struct {
 	// Missing is the part of Work that is spent on a beginning which many prompts
 	// share and this replica does not hold.
 	Missing float64
+	// Total is what it costs altogether, in seconds; [Fleet.Price] leaves it.
+	Total float64
 	// Mine is true on this gateway's part of the replicas, if others share them and
 	// the request has no history: among equals it takes these.
 	Mine bool
@@ -51,6 +53,10 @@ type Fleet struct {
 	// DecodeTokens is how many tokens of a neighbour's answer a unit of waiting is
 	// weighed against; see [Config.DecodeTokens].
 	DecodeTokens float64
+
+	// Of [Fleet.Price].
+	Weight float64 // on the candidates' Work and Evicted
+	Least  float64 // the least Total of any candidate
 }
 
 // Reason says why a candidate was chosen.
@@ -84,8 +90,8 @@ func Reasons() []Reason {
 	return all
 }
 
-// Policy chooses among candidates, of which there is at least one. It is pure:
-// it has no clock, does no I/O and takes no locks.
+// Policy chooses among candidates, of which there is at least one and which have their
+// price. It is pure: it has no clock, does no I/O and takes no locks.
 type Policy interface {
 	Choose(f Fleet, c []Candidate) (index int, why Reason)
 }
@@ -155,9 +161,16 @@ func (f *Fleet) weight() float64 {
 	return min(maxWeight, (1+loadWeight*min(1, f.Load/loadFull))*(1+f.MinWait/waitUnit))
 }
 
-// cost is in seconds.
-func (f *Fleet) cost(c *Candidate, weight float64) float64 {
-	return c.Wait + weight*(c.Work+c.Evicted) - f.credit(c, weight) + f.sequences(c.Pace, float64(c.InFlight)) + c.Penalty
+// Price leaves what each candidate costs in it, and the weight and the least in f.
+func (f *Fleet) Price(candidates []Candidate) {
+	f.Weight = f.weight()
+	least := math.Inf(1)
+	for i := range candidates {
+		c := &candidates[i]
+		c.Total = c.Wait + f.Weight*(c.Work+c.Evicted) - f.credit(c) + f.sequences(c.Pace, float64(c.InFlight)) + c.Penalty
+		least = min(least, c.Total)
+	}
+	f.Least = least
 }
 
 // sequences is what n answers under way at a replica cost those who share its steps.
@@ -181,12 +194,12 @@ const (
 // later sessions choose; that is worth what the holders are busier than this
 // replica, and their queues longer, each time the copy will be used. It never pays
 // more than it costs.
-func (f *Fleet) credit(c *Candidate, weight float64) float64 {
+func (f *Fleet) credit(c *Candidate) float64 {
 	if c.Missing == 0 || f.Branches == 0 {
 		return 0
 	}
 	each := copyGain*f.sequences(c.Pace, max(0, f.Held-c.Busy)) + copyWait*max(0, f.HeldWait-c.Wait)
-	return min(weight*c.Missing, float64(min(f.Branches, maxUses))*each)
+	return min(f.Weight*c.Missing, float64(min(f.Branches, maxUses))*each)
 }
 
 // Choose takes the cheapest. Costs within the slack are equal; among those it
@@ -194,14 +207,9 @@ func (f *Fleet) credit(c *Candidate, weight float64) float64 {
 // gateways that know of each other late do not all take the same, then the replica
 // that the session's hash ranks highest, so that those that know the same agree.
 func (byPrefix) Choose(f Fleet, c []Candidate) (int, Reason) {
-	weight := f.weight()
-	least := math.Inf(1)
-	for i := range c {
-		least = min(least, f.cost(&c[i], weight))
-	}
 	best, rank, why := -1, uint64(0), Cost
 	for i := range c {
-		if f.cost(&c[i], weight) > least+f.Slack {
+		if c[i].Total > f.Least+f.Slack {
 			continue
 		}
 		r := rendezvous(f.Home, c[i].Hash)

@@ -29,6 +29,7 @@ func TestTheChoiceDoesNotDependOnTheOrderOfReplicas(t *testing.T) {
 			Held: r.Float64() * 20, HeldWait: r.Float64(), Branches: r.IntN(40),
 		}
 		for _, p := range []Policy{byPrefix{}, leastTokens{}} {
+			f.Price(c)
 			i, _ := p.Choose(f, c)
 			chosen := c[i]
 			shuffled := append([]Candidate(nil), c...)
@@ -45,8 +46,8 @@ func TestCostGrowsWithWaitWorkAndAnswersUnderWay(t *testing.T) {
 	for range 2000 {
 		c := candidates(r, 1)[0]
 		f := Fleet{Load: r.Float64(), MinWait: r.Float64(), DecodeTokens: 100}
-		w := f.weight()
-		base := f.cost(&c, w)
+		f.Price([]Candidate{c})
+		w, base := f.Weight, f.Least
 		for name, add := range map[string]func(*Candidate){
 			"wait":     func(c *Candidate) { c.Wait += 0.1 },
 			"work":     func(c *Candidate) { c.Work += 0.1 },
@@ -56,7 +57,8 @@ func TestCostGrowsWithWaitWorkAndAnswersUnderWay(t *testing.T) {
 		} {
 			worse := c
 			add(&worse)
-			if f.cost(&worse, w) <= base {
+			fleet := f
+			if fleet.Price([]Candidate{worse}); fleet.Least <= base {
 				t.Fatalf("%s costs nothing", name)
 			}
 		}
@@ -72,8 +74,8 @@ func TestACopyIsWorthWhatItsHoldersAreBusier(t *testing.T) {
 	c := Candidate{Pace: 1, Missing: 1}
 	f := func(held, wait float64, branches int, want float64) {
 		t.Helper()
-		fleet := Fleet{DecodeTokens: 100, Held: held, HeldWait: wait, Branches: branches}
-		if got := fleet.credit(&c, 2); math.Abs(got-want) > 1e-9 {
+		fleet := Fleet{DecodeTokens: 100, Held: held, HeldWait: wait, Branches: branches, Weight: 2}
+		if got := fleet.credit(&c); math.Abs(got-want) > 1e-9 {
 			t.Errorf("holders with %v under way and %v s to wait, %d continuations: %v s, want %v", held, wait, branches, got, want)
 		}
 	}
@@ -113,7 +115,9 @@ func TestOneReplicaMoreMovesFewSessions(t *testing.T) {
 	moved, counts := 0, [5]int{}
 	for range 1000 {
 		f := Fleet{Slack: 0.03, Home: prefix.Hash(r.Uint64())}
+		f.Price(four)
 		i, _ := byPrefix{}.Choose(f, four)
+		f.Price(five)
 		j, _ := byPrefix{}.Choose(f, five)
 		counts[j]++
 		if i != j {
@@ -139,7 +143,9 @@ func TestReasonsAreNamed(t *testing.T) {
 		Cached: {{Hash: 1, Cached: 512}, {Hash: 2}},
 		Home:   {{Hash: 1}, {Hash: 2}},
 	} {
-		if _, why := (byPrefix{}).Choose(Fleet{Slack: 0.03, Home: 7}, c); why != name {
+		f := Fleet{Slack: 0.03, Home: 7}
+		f.Price(c)
+		if _, why := (byPrefix{}).Choose(f, c); why != name {
 			t.Errorf("%v: got %v", name, why)
 		}
 	}

@@ -104,7 +104,8 @@ const (
 type Router struct {
 	cfg    Config
 	policy Policy
-	shadow Policy // nil for none
+	shadow Policy    // nil for none
+	made   time.Time // moment 0
 
 	mu       sync.Mutex // guards all below
 	index    *prefix.Index
@@ -117,16 +118,24 @@ type Router struct {
 	sequence uint64
 	random   *rand.Rand
 	last     *decisions
-	pace     float64   // the median of the slots'
-	paced    time.Time // when it was last taken
+	memory   memory  // of the slots' averages
+	pace     float64 // the median of the slots'
+	paced    moment  // when it was last taken
 	paces    []float64
 	// Memory for one decision.
-	matches    []prefix.Match
-	cached     []int   // by slot: tokens that can be reused
-	answers    []int   // by slot: of these, generated there
-	cuts       []int32 // by slot: the last cut held of the last chain
-	chosen     []*slot // the replicas that can take the request
-	candidates []Candidate
+	matches    prefix.Matches
+	held       []holding   // by slot
+	holders    []int32     // the slots that hold anything
+	chosen     []*slot     // the replicas that can take the request
+	candidates []Candidate // the same ones
+}
+
+// holding is what a slot holds of a request.
+type holding struct {
+	cached int // tokens that can be reused
+	// Of its last chain that the slot holds any of:
+	cuts   int32 // how many it holds
+	answer int   // tokens that it generated behind them
 }
 
 // modelState is what is learned about one model's prompts.
@@ -156,10 +165,13 @@ func New(cfg Config) (*Router, error) {
 		seed = rand.Uint64()
 	}
 	return &Router{
-		cfg: cfg, policy: policy, shadow: shadow, last: new(decisions), index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
+		cfg: cfg, policy: policy, shadow: shadow, made: time.Now(), last: new(decisions), index: prefix.NewIndex(cfg.IndexBytes), sessions: newSessions(),
 		random: rand.New(rand.NewPCG(seed, 1)), byHash: map[uint64]*slot{}, share: share{leases: map[uint64]map[uint64]*Lease{}},
 	}, nil
 }
+
+// moment returns a time on the router's own clock.
+func (r *Router) moment(t time.Time) moment { return moment(t.Sub(r.made)) }
 
 // Acquire chooses a replica for the request and reserves it there. The lease must
 // be ended by [Lease.Done], whatever happens.
@@ -170,8 +182,7 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := r.reserve(req, r.model(req.Model), r.chosen[c.index], &r.candidates[c.index], c.total, now)
-	l.why = c.why
+	l := r.reserve(req, &c)
 	r.record(l, &c)
 	if req.Session != 0 {
 		r.sessions.put(req.Session, session{slot: l.slot, at: now})
@@ -180,12 +191,15 @@ func (r *Router) Acquire(req *Request, now time.Time) (*Lease, error) {
 	return l, nil
 }
 
-// choice is a decision before it is carried out: index is of r.chosen.
+// choice is a decision before it is carried out: index and longest are of r.chosen.
 type choice struct {
+	at       time.Time
+	now      moment // the same
 	fleet    Fleet
 	policy   Policy
 	previous *session
 	total    int // tokens of the prompt
+	longest  int // who holds the most of it
 	index    int
 	why      Reason
 }
@@ -196,22 +210,26 @@ func (r *Router) decide(req *Request, now time.Time) (c choice, err error) {
 	if len(r.chosen) == 0 {
 		return c, ErrNoReplica
 	}
+	c.at, c.now = now, r.moment(now)
 	c.previous = r.sessions.get(req.Previous, now)
-	total, known := r.lookup(req, r.model(req.Model), c.previous)
-	c.total, c.fleet = total, r.assess(req, total, known, now)
-	if err := r.overloaded(req); err != nil {
+	var known prefix.Known
+	c.total, known = r.lookup(req, r.model(req.Model), c.previous)
+	r.assess(&c, req, known)
+	if err := r.overloaded(req, c.fleet.MinWait); err != nil {
 		return c, err
 	}
 	if c.policy = req.Policy; c.policy == nil {
 		c.policy = r.policy
 	}
-	c.index, c.why = r.choose(c.policy, c.fleet, req, c.previous, now)
+	c.index, c.why = r.choose(c.policy, &c, req)
 	return c, nil
 }
 
-// assess leaves what the request would cost on each of r.chosen in r.candidates.
-func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Time) Fleet {
-	f := Fleet{
+// assess leaves what the request would cost on each of r.chosen in r.candidates, and the
+// fleet and who holds the most in c.
+func (r *Router) assess(c *choice, req *Request, known prefix.Known) {
+	f := &c.fleet
+	*f = Fleet{
 		MinWait: math.Inf(1), HeldWait: math.Inf(1), Slack: r.share.slack().Seconds(), Home: req.Prompt.Home, Sequence: r.sequence, Random: r.random.Uint64(),
 		DecodeTokens: float64(r.cfg.DecodeTokens), Branches: int(known.Branches),
 	}
@@ -223,58 +241,74 @@ func (r *Router) assess(req *Request, total int, known prefix.Known, now time.Ti
 		f.Slack, f.Branches = max(f.Slack, slackHistory.Seconds()), 0
 		history = true
 	}
-	pace := r.fleetPace(now)
-	holders, oldest := 0, uint64(1)
+	pace := r.fleetPace(c.now)
+	holders, most, oldest := 0, -1, uint64(1)
+	cached, whole, beginning := -1, 0.0, 0.0 // most replicas hold as much as the one before: its work at pace 1
 	for i, s := range r.chosen {
-		s.count(now)
-		c := &r.candidates[i]
-		*c = Candidate{
-			Hash: s.replica.Hash, Wait: s.wait(now), InFlight: s.queued + s.decoding, Busy: max(s.busy, float64(s.queued+s.decoding)),
-			Pace: s.steadyPace(pace, now), Penalty: s.penaltyAt(now),
-			Mine: !history && r.share.mine(i),
+		a, at := &r.candidates[i], s.at()
+		s.count(c.now, &r.memory)
+		inFlight := s.inFlight()
+		a.Hash, a.InFlight, a.Busy = s.hash, inFlight, max(s.busy, float64(inFlight))
+		a.Wait, a.Pace, a.Penalty = s.wait(c.now), s.steadyPace(pace, c.now), s.penaltyAt(c.now)
+		a.Mine = !history && r.share.mine(i)
+
+		held := r.held[at].cached
+		if held > most {
+			most, c.longest = held, i
 		}
+		a.Cached = 0
 		if !req.NoCache {
-			c.Cached = min(r.cached[s.replica.Slot], total-1)
+			a.Cached = min(held, c.total-1)
 		}
-		c.Work = c.Pace * work(c.Cached, total-c.Cached)
-		var evicted int
-		evicted, c.age = r.index.Pressure(s.replica.Slot, total-c.Cached)
-		c.Evicted = c.Pace * work(0, evicted)
-		oldest = max(oldest, c.age)
-		if missing := int(known.Shared) - c.Cached; missing > r.index.Block(s.replica.Slot) {
-			c.Missing = c.Pace * work(c.Cached, missing)
+		missing := int(known.Shared) - a.Cached
+		if a.Cached != cached {
+			cached, whole, beginning = a.Cached, work(a.Cached, c.total-a.Cached), work(a.Cached, missing)
+		}
+		a.Work = a.Pace * whole
+		evicted, age := r.index.Pressure(at, c.total-a.Cached)
+		a.Evicted, a.age = 0, age
+		if evicted > 0 {
+			a.Evicted = a.Pace * work(0, evicted)
+		}
+		oldest = max(oldest, age)
+		a.Missing = 0
+		if missing > 0 && missing > r.index.Block(at) {
+			a.Missing = a.Pace * beginning
 		} else {
 			holders++
-			f.Held += c.Busy
-			f.HeldWait = min(f.HeldWait, c.Wait)
+			f.Held += a.Busy
+			f.HeldWait = min(f.HeldWait, a.Wait)
 		}
-		f.Load += s.loadAt(now) / float64(len(r.chosen))
-		f.MinWait = min(f.MinWait, c.Wait)
+		f.Load += s.load
+		f.MinWait = min(f.MinWait, a.Wait)
 	}
-	for i := range r.chosen {
-		c := &r.candidates[i]
-		younger := 1 - float64(c.age)/float64(oldest)
-		c.Evicted *= younger * younger * younger * younger
-	}
+	f.Load /= float64(len(r.chosen))
 	if holders > 0 {
 		f.Held /= float64(holders)
 	} else {
 		f.HeldWait = 0
 	}
-	return f
+	candidates := r.candidates[:len(r.chosen)]
+	for i := range candidates {
+		if a := &candidates[i]; a.Evicted > 0 {
+			younger := 1 - float64(a.age)/float64(oldest)
+			a.Evicted *= younger * younger * younger * younger
+		}
+	}
+	f.Price(candidates)
 }
 
 // fleetPace returns the median of the paces that were sampled lately, or for want
 // of such ever. It is not older than a second.
-func (r *Router) fleetPace(now time.Time) float64 {
-	if r.pace > 0 && now.Sub(r.paced) < time.Second {
+func (r *Router) fleetPace(now moment) float64 {
+	if r.pace > 0 && now.since(r.paced) < 1 {
 		return r.pace
 	}
 	r.paced = now
-	for _, within := range [...]time.Duration{paceMemory, math.MaxInt64} {
+	for _, within := range [...]float64{paceMemory, math.Inf(1)} {
 		r.paces = r.paces[:0]
 		for _, s := range r.slots {
-			if s != nil && s.samples > 0 && now.Sub(s.sampled) <= within {
+			if s != nil && s.samples > 0 && now.since(s.sampled) <= within {
 				r.paces = append(r.paces, s.pace)
 			}
 		}
@@ -291,17 +325,20 @@ func (r *Router) fleetPace(now time.Time) float64 {
 // gather leaves the replicas that can take the request in r.chosen: the ready ones,
 // or, where none is, those that are believed to be down.
 func (r *Router) gather(req *Request) {
-	r.chosen = r.chosen[:0]
-	for _, can := range [...]func(*replica.Replica) bool{(*replica.Replica).Ready, (*replica.Replica).LastResort} {
-		for _, rep := range req.Model.Replicas {
-			if can(rep) && !slices.Contains(req.Tried, rep) {
-				r.chosen = append(r.chosen, r.slot(rep))
-			}
-		}
-		if len(r.chosen) > 0 {
-			break
+	chosen := r.chosen[:0]
+	for _, rep := range req.Model.Replicas {
+		if rep.Ready() && !slices.Contains(req.Tried, rep) {
+			chosen = append(chosen, r.slot(rep))
 		}
 	}
+	if len(chosen) == 0 {
+		for _, rep := range req.Model.Replicas {
+			if rep.LastResort() && !slices.Contains(req.Tried, rep) {
+				chosen = append(chosen, r.slot(rep))
+			}
+		}
+	}
+	r.chosen = chosen
 	for len(r.candidates) < len(r.chosen) {
 		r.candidates = append(r.candidates, Candidate{})
 	}
@@ -309,18 +346,22 @@ func (r *Router) gather(req *Request) {
 
 // slot returns the state of a replica, made when it is first seen.
 func (r *Router) slot(rep *replica.Replica) *slot {
+	if rep.Slot < len(r.slots) {
+		if s := r.slots[rep.Slot]; s != nil {
+			return s
+		}
+	}
+	return r.addSlot(rep)
+}
+
+func (r *Router) addSlot(rep *replica.Replica) *slot {
 	for len(r.slots) <= rep.Slot {
 		r.slots = append(r.slots, nil)
-		r.cached = append(r.cached, 0)
-		r.answers = append(r.answers, 0)
-		r.cuts = append(r.cuts, -1)
-		r.matches = append(r.matches, prefix.Match{})
+		r.held = append(r.held, holding{})
 	}
-	if r.slots[rep.Slot] == nil {
-		r.slots[rep.Slot] = newSlot(rep)
-		r.byHash[rep.Hash] = r.slots[rep.Slot]
-	}
-	return r.slots[rep.Slot]
+	s := newSlot(rep)
+	r.slots[rep.Slot], r.byHash[rep.Hash] = s, s
+	return s
 }
 
 func (r *Router) model(m *replica.Model) *modelState {
@@ -338,29 +379,28 @@ func (m *modelState) factorOf(c *prefix.Chain) float64 {
 	return m.factor
 }
 
-// lookup leaves in r.cached what each slot can reuse for the prompt, and returns how
-// many tokens the prompt has, with what is known of it if it is but one.
+// lookup leaves in r.held what each slot can reuse for the prompt, and returns how
+// many tokens the prompt has, with what is known of it if it is but one chain.
 func (r *Router) lookup(req *Request, m *modelState, previous *session) (total int, known prefix.Known) {
-	clear(r.cached)
-	clear(r.answers)
+	for _, s := range r.holders {
+		r.held[s] = holding{}
+	}
+	r.holders = r.holders[:0]
 	unchained := req.Prompt.Tokens
 	for i := range req.Prompt.Chains {
 		c := &req.Prompt.Chains[i]
 		factor := m.factorOf(c)
-		known = r.index.Find(c, r.matches)
+		known = r.index.Find(c, &r.matches)
 		tokens := int(known.Tokens) + int(factor*float64(c.Tokens-c.UpTo(known.Cut)))
-		for s := range r.matches {
-			match := &r.matches[s]
-			r.cuts[s] = match.Cut
-			if match.Cut < 0 {
-				continue
-			}
-			r.answers[s] = 0
+		for _, s := range r.matches.Holders {
+			match, held := &r.matches.BySlot[s], &r.held[s]
+			held.cuts, held.answer = match.Cut+1, 0
 			if match.Answer > 0 {
 				answer := factor * float64(c.AnswerAfter(match.Cut))
-				r.answers[s] = int(m.carry * min(float64(match.Answer), answer))
+				held.answer = int(m.carry * min(float64(match.Answer), answer))
 			}
-			r.cached[s] += r.usable(s, int(match.Tokens)+r.answers[s], tokens)
+			held.cached += r.usable(int(s), int(match.Tokens)+held.answer, tokens)
+			r.holders = append(r.holders, s)
 		}
 		total += tokens
 		unchained -= int(c.Tokens)
@@ -368,7 +408,9 @@ func (r *Router) lookup(req *Request, m *modelState, previous *session) (total i
 	total += int(m.factor * float64(unchained))
 	if previous != nil {
 		total += previous.tokens
-		r.cached[previous.slot.replica.Slot] += previous.tokens
+		s := previous.slot.at()
+		r.held[s].cached += previous.tokens
+		r.holders = append(r.holders, int32(s))
 	}
 	if len(req.Prompt.Chains) != 1 {
 		known = prefix.Known{}
@@ -385,22 +427,22 @@ func (r *Router) usable(slot, held, total int) int {
 
 // choose returns which of r.chosen takes the request. What a request continues,
 // and the session it belongs to, come before the policy.
-func (r *Router) choose(policy Policy, f Fleet, req *Request, previous *session, now time.Time) (int, Reason) {
+func (r *Router) choose(policy Policy, c *choice, req *Request) (int, Reason) {
 	candidates := r.candidates[:len(r.chosen)]
-	if previous != nil {
-		if i := r.indexOf(previous.slot); i >= 0 {
+	if c.previous != nil {
+		if i := r.indexOf(c.previous.slot); i >= 0 {
 			return i, Session // its memory is in that process alone
 		}
 	}
 	if len(candidates) == 1 {
 		return 0, Only
 	}
-	if s := r.sessions.get(req.Session, now); s != nil && policy == Policy(byPrefix{}) {
-		if i := r.indexOf(s.slot); i >= 0 && candidates[i].Wait+candidates[i].Penalty <= f.MinWait+r.cfg.SessionSlack.Seconds() {
+	if s := r.sessions.get(req.Session, c.at); s != nil && policy == Policy(byPrefix{}) {
+		if i := r.indexOf(s.slot); i >= 0 && candidates[i].Wait+candidates[i].Penalty <= c.fleet.MinWait+r.cfg.SessionSlack.Seconds() {
 			return i, Session
 		}
 	}
-	return policy.Choose(f, candidates)
+	return policy.Choose(c.fleet, candidates)
 }
 
 func (r *Router) indexOf(s *slot) int { return slices.Index(r.chosen, s) }
@@ -474,6 +516,7 @@ type State struct {
 func (r *Router) States(now time.Time) []State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	at := r.moment(now)
 	var out []State
 	for _, s := range r.slots {
 		if s == nil {
@@ -481,8 +524,8 @@ func (r *Router) States(now time.Time) []State {
 		}
 		gap, windowed := s.window.windowGap(now)
 		out = append(out, State{
-			Replica: s.replica, InFlight: s.queued + s.decoding, Decoding: s.decoding, PendingTokens: s.tokens, Wait: s.wait(now), Pace: s.pace,
-			Penalty: s.penaltyAt(now), HeldBlocks: r.index.Blocks(s.replica.Slot), Capacity: r.index.Capacity(s.replica.Slot),
+			Replica: s.replica, InFlight: s.inFlight(), Decoding: int(s.decoding), PendingTokens: s.tokens, Wait: s.wait(at), Pace: s.pace,
+			Penalty: s.penaltyAt(at), HeldBlocks: r.index.Blocks(s.at()), Capacity: r.index.Capacity(s.at()),
 			WindowGap: gap, Windowed: windowed,
 		})
 	}

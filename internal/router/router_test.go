@@ -324,10 +324,10 @@ func TestOneStallDoesNotMakeAReplicaSlow(t *testing.T) {
 // TestAReplicaThatWasSlowIsTriedAgain: its pace is not sampled while it gets nothing.
 func TestAReplicaThatWasSlowIsTriedAgain(t *testing.T) {
 	s := newSlot(replica.Virtual("r:80", 0))
-	s.pace, s.samples, s.sampled = 8, 9, epoch
-	for after, want := range map[time.Duration]float64{0: 8 / paceNoise, paceMemory: math.Sqrt(8) / paceNoise, 5 * time.Minute: 1} {
-		if got := s.steadyPace(1, epoch.Add(after)); math.Abs(got-want) > 0.01 {
-			t.Errorf("after %v the pace counts as %.2f, want %.2f", after, got, want)
+	s.pace, s.samples, s.sampled = 8, 9, 0
+	for after, want := range map[float64]float64{0: 8 / paceNoise, paceMemory: math.Sqrt(8) / paceNoise, 300: 1} {
+		if got := s.steadyPace(1, moment(0).plus(after)); math.Abs(got-want) > 0.01 {
+			t.Errorf("after %v s the pace counts as %.2f, want %.2f", after, got, want)
 		}
 	}
 }

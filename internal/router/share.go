@@ -118,14 +118,14 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 	case FirstSeen:
 		if l := r.share.leases[peer][e.Lease]; l != nil && l.state == pending {
 			l.slot.toDecoding(l)
-			l.slot.last = now
+			l.slot.last = r.moment(now)
 		}
 	case Ended:
 		if l := r.share.leases[peer][e.Lease]; l != nil {
 			r.endedBy(peer, l, now)
 		}
 	case Holds:
-		slot := s.replica.Slot
+		slot := s.at()
 		if !e.Known || !r.holdsAll(e.Chain, slot) {
 			r.heldBy(e, slot)
 		}
@@ -136,7 +136,7 @@ func (r *Router) Apply(peer uint64, e *Event, now time.Time) {
 			r.index.Answered(e.Chain, slot, e.Answer)
 		}
 	case Dropped:
-		r.index.Withdraw(e.Chain, s.replica.Slot)
+		r.index.Withdraw(e.Chain, s.at())
 	case Keeps:
 		r.sessions.put(e.Session, session{slot: s, tokens: e.Tokens, at: now})
 	}
@@ -153,13 +153,14 @@ func (r *Router) routedBy(peer uint64, s *slot, e *Event, now time.Time) *Lease 
 		of = map[uint64]*Lease{}
 		r.share.leases[peer] = of
 	}
-	l := &Lease{router: r, slot: s, id: e.Lease, at: now, stream: e.Stream, uncached: e.Tokens, work: e.Work}
+	at := r.moment(now)
+	l := &Lease{router: r, slot: s, id: e.Lease, at: at, stream: e.Stream, uncached: e.Tokens, work: e.Work}
 	if e.Chain != nil {
 		r.overlap(l, e)
 	}
-	s.count(now)
+	s.count(at, &r.memory)
 	s.push(l)
-	s.reserve(l.work, now)
+	s.reserve(l.work)
 	of[e.Lease] = l
 	return l
 }
@@ -169,10 +170,10 @@ func (r *Router) routedBy(peer uint64, s *slot, e *Event, now time.Time) *Lease 
 // has every replica compute it, as far as it knows; the engine does so once. Counted as
 // often as told, it would send all of the burst where fewer routers have begun.
 func (r *Router) overlap(l *Lease, e *Event) {
-	slot := l.slot.replica.Slot
-	known := r.index.Find(e.Chain, r.matches)
+	slot := l.slot.at()
+	known := r.index.Find(e.Chain, &r.matches)
 	total := int(known.Tokens) + int(e.Factor*float64(e.Chain.Tokens-e.Chain.UpTo(known.Cut)))
-	cached := r.usable(slot, int(r.matches[slot].Tokens), total)
+	cached := r.usable(slot, int(r.matches.Of(slot).Tokens), total)
 	if left := total - cached; left < l.uncached {
 		l.work *= work(cached, left) / work(max(0, total-l.uncached), l.uncached)
 		l.uncached = left
@@ -188,12 +189,12 @@ func (r *Router) heldBy(e *Event, slot int) {
 
 // holdsAll reports whether a slot is believed to hold a chain to its last cut.
 func (r *Router) holdsAll(c *prefix.Chain, slot int) bool {
-	r.index.Find(c, r.matches)
-	return int(r.matches[slot].Cut) == len(c.Cuts)-1
+	r.index.Find(c, &r.matches)
+	return int(r.matches.Of(slot).Cut) == len(c.Cuts)-1
 }
 
 func (r *Router) endedBy(peer uint64, l *Lease, now time.Time) {
-	l.slot.count(now)
+	l.slot.count(r.moment(now), &r.memory)
 	l.slot.remove(l)
 	delete(r.share.leases[peer], l.id)
 	if len(r.share.leases[peer]) == 0 {
@@ -259,7 +260,7 @@ func (r *Router) Fade(passed time.Duration, now time.Time) {
 	over := 1 - math.Exp2(-passed.Seconds()/fadeHalf.Seconds())
 	for peer, of := range r.share.leases {
 		for _, l := range of {
-			l.slot.expire(now)
+			l.slot.expire(r.moment(now))
 			if l.state == decoding && r.random.Float64() < over {
 				r.endedBy(peer, l, now)
 			}

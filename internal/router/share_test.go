@@ -484,3 +484,65 @@ func TestWhatIsHeardBeforeTheFirstRequestCounts(t *testing.T) {
 		t.Errorf("%d tokens predicted on %d, %d holds them", cached, got.Replica().Slot, held.Replica().Slot)
 	}
 }
+
+// BenchmarkAcquireWhereAllAreBusy is one decision where every replica has much to
+// consider: it holds what all prompts share, its cache is full, it generates answers and
+// has a queue, and every other one is slow.
+func BenchmarkAcquireWhereAllAreBusy(b *testing.B) {
+	for _, n := range []int{2, 256} {
+		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
+			r, err := New(DefaultConfig())
+			if err != nil {
+				b.Fatal(err)
+			}
+			const system, cuts, tails, blocks = 64, 128, 40, 2048
+			prompts := make([]*prefix.Prompt, tails*n)
+			for i := range prompts {
+				c := prefix.Chain{Tokens: cuts * 16}
+				for j := range cuts {
+					hash := prefix.Hash(j + 1)
+					if j >= system {
+						hash = prefix.Hash(1_000_000*(i+1) + j)
+					}
+					c.Cuts = append(c.Cuts, prefix.Cut{Hash: hash, Tokens: int32(16 * (j + 1))})
+				}
+				prompts[i] = &prefix.Prompt{Chains: []prefix.Chain{c}, Tokens: int(c.Tokens), Home: prefix.Hash(i)}
+			}
+			model, now := &replica.Model{Name: "m", Index: 1}, epoch
+			acquire := func(m *replica.Model, i int) *Lease {
+				l, err := r.Acquire(&Request{Prompt: prompts[i], Model: m, Stream: true}, now)
+				if err != nil {
+					b.Fatal(err)
+				}
+				return l
+			}
+			for i := range n {
+				rep := replica.Virtual(fmt.Sprintf("r%d:80", i), i)
+				model.Replicas = append(model.Replicas, rep)
+				r.Told(rep, replica.Facts{BlockSize: 16, Blocks: blocks})
+			}
+			for j := range tails {
+				for i, rep := range model.Replicas {
+					l := acquire(&replica.Model{Name: "m", Index: 1, Replicas: []*replica.Replica{rep}}, i*tails+j)
+					if j == tails-1 {
+						continue // it waits
+					}
+					l.Prefilled(now.Add(seconds(l.work + float64(i%2)*l.base)))
+					if j < tails-4 {
+						l.Done(Outcome{End: Completed, Prefilled: true}, now)
+					}
+				}
+				now = now.Add(time.Second)
+			}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i++
+				l := acquire(model, i%len(prompts))
+				now = now.Add(100 * time.Microsecond)
+				l.Prefilled(now)
+				l.Done(Outcome{End: Completed, Prefilled: true}, now)
+			}
+		})
+	}
+}

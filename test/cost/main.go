@@ -58,23 +58,21 @@ func sizes(s *settings, out io.Writer) error {
 		}
 		_, _ = fmt.Fprintf(table, "| %s\t| %s\t| %.1f µs\t| %s\t|\n", what, value, micros(c.cpu), p50)
 	}
-	prompts := panel("Prompt, 2 replicas", "KB", true)
-	for kb := 1; kb <= 4<<10; kb *= 4 {
-		c, err := s.whole(2, kb<<10)
-		if err != nil {
-			return err
+	group := func(what, unit string, sizes []int, in *plot.Panel, open func(size int) (*stage, error)) error {
+		costs, err := s.whole(sizes, open)
+		for i, c := range costs {
+			row(what, strings.TrimSpace(strconv.Itoa(sizes[i])+" "+unit), c)
+			add(in, sizes[i], c)
 		}
-		row("prompt", fmt.Sprintf("%d KB", kb), c)
-		add(&prompts, kb, c)
+		return err
+	}
+	prompts := panel("Prompt, 2 replicas", "KB", true)
+	if err := group("prompt", "KB", []int{1, 4, 16, 64, 256, 1 << 10, 4 << 10}, &prompts, func(kb int) (*stage, error) { return s.stage(2, kb<<10) }); err != nil {
+		return err
 	}
 	replicas := panel("Replicas, prompts of 16 KB", "replicas", false)
-	for _, n := range [...]int{2, 8, 32, 128, 256} {
-		c, err := s.whole(n, 16<<10)
-		if err != nil {
-			return err
-		}
-		row("replicas", strconv.Itoa(n), c)
-		add(&replicas, n, c)
+	if err := group("replicas", "", []int{2, 8, 32, 128, 256}, &replicas, func(n int) (*stage, error) { return s.stage(n, 16<<10) }); err != nil {
+		return err
 	}
 	index := panel("Blocks in the index, 256 replicas: the choice alone", "blocks", false)
 	for text := range strings.SplitSeq(s.blocks, ",") {

@@ -161,26 +161,38 @@ func request(size, number int) []byte {
 	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }
 
-// whole measures requests one after another through a gateway, of which its probes
-// are no part.
-func (s *settings) whole(n, size int) (cost, error) {
+// stage is a gateway before replicas of its own, and a client that asks one thing
+// after another.
+type stage struct {
+	*process
+	one  func() error // makes a request of the size
+	stop func()
+}
+
+// stage opens a gateway over n replicas, for prompts of a size.
+func (s *settings) stage(n, size int) (*stage, error) {
 	urls, stop, err := replicas(n, false)
 	if err != nil {
-		return cost{}, err
+		return nil, err
 	}
-	defer stop()
 	p, err := s.runGateway(urls)
 	if err != nil {
-		return cost{}, err
+		stop()
+		return nil, err
 	}
-	defer p.stop()
 	conn, err := net.Dial("tcp", p.address)
 	if err != nil {
-		return cost{}, err
+		p.stop()
+		stop()
+		return nil, err
 	}
-	defer conn.Close()
 	in, prompt := bufio.NewReader(conn), request(size, 1)
-	one := func() error {
+	st := &stage{process: p, stop: func() {
+		_ = conn.Close()
+		p.stop()
+		stop()
+	}}
+	st.one = func() error {
 		if _, err := conn.Write(prompt); err != nil {
 			return err
 		}
@@ -196,33 +208,56 @@ func (s *settings) whole(n, size int) (cost, error) {
 		return err
 	}
 	for range 20 + 2*n { // each replica has a connection then
-		if err := one(); err != nil {
-			return cost{}, err
+		if err := st.one(); err != nil {
+			st.stop()
+			return nil, err
 		}
 	}
-	var costs []cost
-	for range s.rounds {
-		c, err := s.round(p, one)
+	return st, nil
+}
+
+// whole measures requests one after another through gateways, of which their probes are
+// no part. The gateways have their rounds in turn: what the machine is busy with changes
+// from second to second.
+func (s *settings) whole(sizes []int, open func(size int) (*stage, error)) ([]cost, error) {
+	costs := make([][]cost, len(sizes))
+	var stages []*stage
+	for _, size := range sizes {
+		st, err := open(size)
 		if err != nil {
-			return cost{}, err
+			return nil, err
 		}
-		costs = append(costs, c)
+		defer st.stop()
+		stages = append(stages, st)
 	}
-	return median(costs), nil
+	for range s.rounds {
+		for i, st := range stages {
+			c, err := s.round(st)
+			if err != nil {
+				return nil, err
+			}
+			costs[i] = append(costs[i], c)
+		}
+	}
+	medians := make([]cost, len(sizes))
+	for i, all := range costs {
+		medians[i] = median(all)
+	}
+	return medians, nil
 }
 
 // round measures first what the gateway takes when nothing is asked of it.
-func (s *settings) round(p *process, one func() error) (c cost, err error) {
+func (s *settings) round(st *stage) (c cost, err error) {
 	var took []time.Duration
-	idle, err := p.during(s.each, func() error { time.Sleep(s.each); return nil })
+	idle, err := st.during(s.each, func() error { time.Sleep(s.each); return nil })
 	if err != nil {
 		return c, err
 	}
 	began := time.Now()
-	busy, err := p.during(s.each, func() error {
+	busy, err := st.during(s.each, func() error {
 		for time.Since(began) < s.each {
 			start := time.Now()
-			if err := one(); err != nil {
+			if err := st.one(); err != nil {
 				return err
 			}
 			took = append(took, time.Since(start))

@@ -507,3 +507,20 @@ func TestErrorsUnderMessagesHaveAnthropicsForm(t *testing.T) {
 		t.Errorf("elsewhere: %s", got.body)
 	}
 }
+
+// TestAFormIsNotSalted: it has no members, and no byte of it is changed.
+func TestAFormIsNotSalted(t *testing.T) {
+	w := newWorker(t, answers)
+	g := start(t, func(c *config.Config) {
+		c.Auth.KeysFile = keysFile(t, [3]string{"team-a", keyA, ", cache_salt: pepper"})
+	}, w.url)
+	for _, text := range []string{"x", "a } b"} {
+		body := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm1\r\n--b\r\nContent-Disposition: form-data; name=\"t\"\r\n\r\n" + text + "\r\n--b--\r\n"
+		a := g.ask(chatPath, body, "Authorization", "Bearer "+keyA, "Content-Type", "multipart/form-data; boundary=b")
+		seen := w.requests()
+		if a.status != http.StatusOK || len(seen) == 0 || seen[len(seen)-1].body != body {
+			t.Errorf("%q: status %d, the replica got %v", text, a.status, seen)
+		}
+	}
+	g.idle()
+}

@@ -94,12 +94,15 @@ func (x *exchange) saltPrompt() bool {
 // kind (vLLM 0.32: chat_completion, completion, responses, anthropic and
 // pooling/base/protocol.py; not Cohere's /v2/embed).
 func (x *exchange) takesSalt() bool {
-	if x.endpoint != openai.Other {
+	switch {
+	case isForm(x.r): // has no members; where a prompt is expected, engines refuse it
+		return false
+	case x.endpoint != openai.Other:
 		return true
 	}
 	switch x.r.URL.Path {
 	case "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/pooling", "/classify":
-		return len(x.body.data) > 0 && !isForm(x.r)
+		return len(x.body.data) > 0
 	}
 	return false
 }

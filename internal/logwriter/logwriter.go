@@ -125,10 +125,13 @@ func (w *Writer) Close() {
 func (w *Writer) drain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.writing {
-		w.written.Wait()
+	for w.writing || len(w.waiting) > 0 || w.lost > 0 { // that lines were dropped is a line, too
+		if w.writing {
+			w.written.Wait()
+		} else {
+			w.write()
+		}
 	}
-	w.write()
 }
 
 // Handler returns a handler that logs through h, which must write to w, and has

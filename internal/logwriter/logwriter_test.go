@@ -130,6 +130,47 @@ func TestCloseDoesNotWaitForEver(t *testing.T) {
 	})
 }
 
+// TestNothingIsLostBesideClose: neither that lines were dropped, nor a line that comes
+// while it writes, nor the ones behind that.
+func TestNothingIsLostBesideClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := &sink{released: make(chan struct{})}
+		var log *slog.Logger
+		w := New(to, func(n int) { log.Warn("dropped", "lines", n) })
+		log = slog.New(w.Handler(slog.NewTextHandler(w, nil)))
+		log.Info("first")
+		time.Sleep(2 * delay) // it is being written
+		for range 2 * most >> 10 {
+			_, _ = fmt.Fprintln(w, strings.Repeat("x", 1<<10))
+		}
+		time.AfterFunc(patience/2, func() { close(to.released) })
+		w.Close()
+		if !strings.Contains(to.all(), "dropped") {
+			t.Error("nobody was told of what was dropped")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		to := &sink{released: make(chan struct{})}
+		w := New(to, none(t))
+		log := slog.New(w.Handler(slog.NewTextHandler(w, nil)))
+		log.Info("first")
+		go w.Close()
+		synctest.Wait()
+		log.Warn("while it writes")
+		synctest.Wait()
+		close(to.released)
+		time.Sleep(10 * delay)
+		log.Info("afterwards")
+		time.Sleep(10 * delay)
+		synctest.Wait()
+		for _, line := range []string{"while it writes", "afterwards"} {
+			if !strings.Contains(to.all(), line) {
+				t.Errorf("%q is not in %q", line, to.all())
+			}
+		}
+	})
+}
+
 func TestALineOfAnyLengthIsWritten(t *testing.T) {
 	to := &sink{}
 	w := New(to, none(t))

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
@@ -36,8 +37,11 @@ func (t *Tracer) Place(h http.Header) Place {
 // fromHeader returns what headers say of a client's span, an invalid one if that is
 // nothing or cannot be read.
 func fromHeader(h http.Header) trace.SpanContext {
-	if len(h["Traceparent"]) == 0 {
-		return trace.SpanContext{} // without a context to say so
+	if len(h["Traceparent"]) != 1 {
+		return trace.SpanContext{} // of two, none is the parent
+	}
+	if state := h["Tracestate"]; len(state) > 1 { // one list, of which the carrier has the first line
+		h = http.Header{"Traceparent": h["Traceparent"], "Tracestate": {strings.Join(state, ",")}}
 	}
 	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.HeaderCarrier(h))
 	return trace.SpanContextFromContext(ctx)

@@ -179,3 +179,21 @@ func TestARequestThatIsNotSampledAllocatesItsHeader(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestHeadersThatComeTwice: a state in two lines is one list, and of two parents none
+// is the parent.
+func TestHeadersThatComeTwice(t *testing.T) {
+	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")
+	tracer := newTracer(t)
+	const id, rest = "0af7651916cd43dd8448eb211c80319c", "-b7ad6b7169203331-00"
+	h := http.Header{"Traceparent": {"00-" + id + rest}, "Tracestate": {"a=1", "b=2"}}
+	p := tracer.Place(h)
+	p.Inject(nil, h)
+	if got := strings.Join(h["Tracestate"], "|"); got != "a=1,b=2" {
+		t.Errorf("the state is %q", got)
+	}
+	other := tracer.Place(http.Header{"Traceparent": {"00-" + id + rest, "00-1" + id[1:] + rest}})
+	if other.ID() == id {
+		t.Error("the first of two parents was taken")
+	}
+}

@@ -9,8 +9,9 @@
 // a word to the scheduler. Waiting is the network poller's, as for every connection of
 // package net.
 //
-// Where that is not known to work (raw.go says where it is), and under the race
-// detector, which has to be told of what the kernel writes, the calls are the usual ones.
+// Where that is not known to work (raw.go says where it is), and under detectors of races
+// and of bad memory, which have to be told of what the kernel writes, the calls are the
+// usual ones.
 package socket
 
 import (
@@ -94,14 +95,14 @@ func (c *Conn) Write(p []byte) (int, error) {
 }
 
 // Offer writes as much of a and then b as the system takes at once, and returns how
-// much that is. It does not wait.
+// much that is. It waits for nothing but a Write that is under way.
 func (c *Conn) Offer(a, b []byte) (int, error) {
 	n, err := c.out.do(a, b, false)
 	return n, c.failure("write", err)
 }
 
 // Quiet reports whether the connection is open and nothing has come that is not read.
-// It does not wait, and takes nothing.
+// It takes nothing, and waits for nothing but a Read that is under way.
 func (c *Conn) Quiet() bool {
 	_, err := c.in.do(nil, nil, false)
 	return errors.Is(err, syscall.EAGAIN)

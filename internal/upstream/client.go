@@ -212,7 +212,7 @@ func (h *Host) connect(ctx context.Context) (*conn, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, t, errHandshake)
 		defer cancel()
 	}
-	secure := tls.Client(raw, h.tls)
+	secure := tls.Client(c.raw, h.tls)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		c.close()
 		if errors.Is(context.Cause(ctx), errHandshake) {

@@ -231,7 +231,8 @@ func TestNothingIsAltered(t *testing.T) {
 				t.Fatalf("the client got %s: %q", name, v)
 			}
 		}
-		if want.length && resp.ContentLength != int64(len(a.body)) {
+		// A stream's length is not passed on: an event may be added, if the replica breaks off.
+		if stream := strings.HasPrefix(want.kind, "text/event-stream"); want.length && !stream && resp.ContentLength != int64(len(a.body)) {
 			t.Fatalf("length %d for %d bytes", resp.ContentLength, len(a.body))
 		}
 	}

@@ -136,19 +136,16 @@ func isPlain(or, and uint64) bool { return or&highBits == 0 && and&highBits == h
 
 // sum returns the hash of what has been written.
 func (d *digest) sum() uint64 {
-	v1, v2, v3, v4 := d.v1, d.v2, d.v3, d.v4
-	rest := d.mem[:d.n]
 	if d.n == blockSize {
-		v1 = round(v1, binary.LittleEndian.Uint64(d.mem[0:]))
-		v2 = round(v2, binary.LittleEndian.Uint64(d.mem[8:]))
-		v3 = round(v3, binary.LittleEndian.Uint64(d.mem[16:]))
-		v4 = round(v4, binary.LittleEndian.Uint64(d.mem[24:]))
-		rest = nil
+		all := *d
+		all.block()
+		return all.sum()
 	}
+	rest := d.mem[:d.n]
 	h := prime5
 	if d.total >= blockSize {
-		h = bits.RotateLeft64(v1, 1) + bits.RotateLeft64(v2, 7) + bits.RotateLeft64(v3, 12) + bits.RotateLeft64(v4, 18)
-		for _, v := range [...]uint64{v1, v2, v3, v4} {
+		h = bits.RotateLeft64(d.v1, 1) + bits.RotateLeft64(d.v2, 7) + bits.RotateLeft64(d.v3, 12) + bits.RotateLeft64(d.v4, 18)
+		for _, v := range [...]uint64{d.v1, d.v2, d.v3, d.v4} {
 			h = (h^round(0, v))*prime1 + prime4
 		}
 	}
